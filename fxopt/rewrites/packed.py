@@ -96,6 +96,7 @@ class Packer:
             run = in_chunks(run, split, max(sizes))
         call = call_of(self.outer, self.function, result.meta["val"], self.inputs, run, rowwise)
         call.meta["function"] = self.function.graph
+        call.meta[COMPUTES] += (loop,) * (loop is not None)
         return call
 
     def inlined(self, result: Node) -> Node:
@@ -118,6 +119,7 @@ class Packer:
         graph, copies = Graph(), dict[Node, Node]()
         for node in self.inputs:
             copies[node] = graph.placeholder(node.name)
+            copies[node].meta["val"] = node.meta["val"]
         for node in inside:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(copies[anchor])

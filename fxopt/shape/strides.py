@@ -74,17 +74,21 @@ class Strides:
 
     Args:
         given: what is known of its inputs, where it is a part of another graph; by default nothing.
+        wanted: what is asked of its results.
     """
 
-    def __init__(self, graph: Graph, given: Sequence[Layout] = ()) -> None:
+    def __init__(self, graph: Graph, given: Sequence[Layout] = (), wanted: Layout = Layout.CONTIGUOUS) -> None:
         self._known: dict[Node, Layout] = {}
         self._asked: dict[Node, Layout] = {}
+        self._asked_inside: dict[Node, dict[Node, Layout]] = {}
+        self._wanted = wanted
         inputs = graph.find_nodes(op="placeholder")
         self._given = dict(zip(inputs, given, strict=True)) if len(given) == len(inputs) else {}
         for node in graph.nodes:
             self._known[node] = self._known_of(node)
         for node in reversed(graph.nodes):
-            self._asked[node] = max((self._asked_by(user) for user in node.users), default=Layout.ANY)
+            self._asked[node] = max((self._asked_by(user, node) for user in node.users), default=Layout.ANY)
+            self._asked_inside[node] = self._asked_by_graphs(node)
 
     @classmethod
     def as_captured(cls, graph: Graph) -> Strides:
@@ -129,14 +133,32 @@ class Strides:
 
     def _known_of_graphs(self, node: Node) -> Layout:
         """Of a function whose graphs are known: of the one that runs, whichever that is."""
+        graphs = self._graphs_of(node)
+        return min((inside.known_of_outputs() for inside in graphs), default=Layout.ANY)
+
+    def _graphs_of(self, node: Node, wanted: Layout = Layout.CONTIGUOUS) -> list[Strides]:
+        """The strides within each of the graphs that a function may run."""
         graphs = [part for part in node.meta.get("computes", ()) if isinstance(part, Graph)]
         given = [self._known[argument] if isinstance(argument, Node) else Layout.ANY for argument in node.args]
-        return min((Strides(graph, given).known_of_outputs() for graph in graphs), default=Layout.ANY)
+        return [Strides(graph, given, wanted) for graph in graphs]
+
+    def _asked_by_graphs(self, node: Node) -> dict[Node, Layout]:
+        """What a function whose graphs are known asks of its arguments: the most that any of the graphs does."""
+        asked: dict[Node, Layout] = {}
+        for inside in self._graphs_of(node, self._asked[node]):
+            for argument, layout in zip(node.args, inside.asked_of_inputs(), strict=True):
+                if isinstance(argument, Node):
+                    asked[argument] = max(layout, asked.get(argument, layout))
+        return asked
 
     def known_of_outputs(self) -> Layout:
         """The least that holds of the graph's results, as :meth:`known`."""
         (output,) = (node for node in self._known if node.op == "output")
         return min((self._known[node] for node in output.all_input_nodes), default=Layout.ANY)
+
+    def asked_of_inputs(self) -> list[Layout]:
+        """What the graph asks of each of its inputs, as :meth:`asked`."""
+        return [layout for node, layout in reversed(self._asked.items()) if node.op == "placeholder"]
 
     def _known_of_call(self, node: Node) -> Layout:
         source = node.args[0] if node.args else None
@@ -168,11 +190,13 @@ class Strides:
             return Layout.CONTIGUOUS if tensors and ordered else Layout.ANY
         return Layout.ANY
 
-    def _asked_by(self, user: Node) -> Layout:
+    def _asked_by(self, user: Node, node: Node) -> Layout:
+        if user.op == "output":
+            return self._wanted
         if user.op != "call_function" or user.target in _STRICT or _draws_for_each(user):
             return Layout.CONTIGUOUS
         if not isinstance(user.target, torch._ops.OpOverload):
-            return self._asked[user]
+            return self._asked_inside[user].get(node, self._asked[user])
         if user.target is aten.contiguous.default and self._known[user.args[0]] is Layout.CONTIGUOUS:  # type: ignore[index]
             return self._asked[user]  # it may go, because its argument is what it is
         if _is_fresh(user):

@@ -19,6 +19,7 @@ from fxopt.verify.trial import Setting
 from fxopt.verify.witness import Witnesses
 
 _FURTHER_BATCHES = (0, 1, 3)
+_ADVICE = "A first call whose sizes are above 1, and differ from each other and from the model's, serves others too"
 
 
 def verify(
@@ -102,7 +103,7 @@ class Examples:
                 return
         self.guards, served = witnesses.narrowed()
         self.untold = f"only the call's own sizes were compared with eager: {witnesses.reason}"
-        self.untold += f"; so the graph serves calls with {served} alone" if served else ""
+        self.untold += f"; so the graph serves calls with {served} alone. {_ADVICE}" if served else ""
 
     def _add_batch(self, size: int, inputs: Sequence[Tensor]) -> None:
         others = resized(self.captured.graph, self.captured.state_of(self.model), inputs, size)

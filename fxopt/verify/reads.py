@@ -33,19 +33,22 @@ def is_of_others(node: fx.Node) -> bool:
 class Bags(NamedTuple):
     """One of torch's calls for jagged bags, which reads behind its ids where the offsets are wrong.
 
+    call: the node itself.
     ends: whether the last offset is the end of the ids. Ids behind it are in no bag, and the backward crashes on them.
     """
 
     ids: fx.Node
     offsets: fx.Node
     ends: bool
+    call: fx.Node
 
 
 def bags(graph: fx.Graph) -> list[Bags]:
     """All of a graph."""
     calls = [node for node in graph.nodes if node.op == "call_function" and "embedding_bag" in str(node.target)]
     jagged = [node for node in calls if len(node.args) > 2 and isinstance(node.args[2], fx.Node)]
-    return [Bags(node.args[1], node.args[2], bool(arguments_of(node).get("include_last_offset"))) for node in jagged]
+    ends = [bool(arguments_of(node).get("include_last_offset")) for node in jagged]
+    return [Bags(node.args[1], node.args[2], end, node) for node, end in zip(jagged, ends, strict=True)]
 
 
 def holds_integers(node: fx.Node) -> bool:

@@ -39,7 +39,7 @@ def segments_of(graph: fx.Graph, inputs: Sequence[Tensor], sizes: Sequence[Size]
     name_of = {dim: size.name for size in sizes for dim in size.dims}
     found: dict[int, Segments] = {}
     rows: dict[int, dict[int, Segments]] = {}
-    for ids, offsets, _ in bags(graph):
+    for ids, offsets, *_ in bags(graph):
         totals = {name_of.get((k, 0), "") for k in reads.behind([ids], sizes=False)} - {""}
         _find(found, inputs, sizes, reads, offsets, totals)
         number, row = _row_of(offsets, reads)

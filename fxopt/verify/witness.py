@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -51,7 +51,9 @@ class Witnesses:
         fixed = {size.name for size in self.sizes if any(k in kept for k, _ in size.dims)}
         stuck = next((size for size in self.ambiguous if size.name in fixed), None)
         if stuck is not None:
-            self.reason = f"an operator of others, or one that trusts its integers, reads inputs of size {stuck.name}"
+            call = next(kept[k] for k, _ in stuck.dims if k in kept)
+            place = f" ({call.meta['place']})" if call.meta.get("place") else ""
+            self.reason = f"{call.target}{place} reads inputs of size {stuck.name}, and might crash on made-up integers"
             return
         self.reason = "no other sizes were found that fulfil the guards"
         together, telling = merged(self.sizes), {size.name for size in self.sizes if size not in self.ambiguous}
@@ -91,25 +93,25 @@ class Witnesses:
             if self.inputs[k].numel()
         )
 
-    def _kept(self) -> set[int]:
-        """Inputs behind integers that operators of others read, or bags whose offsets are not understood."""
+    def _kept(self) -> dict[int, fx.Node]:
+        """Inputs behind integers that operators of others read, or bags whose offsets are not understood; by whom."""
         reads = Reads(self.graph, len(self.inputs))
-        kept: set[int] = set()
+        kept: dict[int, fx.Node] = {}
         for node in self.graph.nodes:
             if is_of_others(node) and any(map(holds_integers, node.all_input_nodes)):
-                kept |= reads.behind(node.all_input_nodes)
+                kept |= dict.fromkeys(reads.behind(node.all_input_nodes), node)
         roles = self._roles()
-        for ids, offsets, _ in bags(self.graph):
+        for ids, offsets, _, call in bags(self.graph):
             of_offsets = reads.behind([offsets], sizes=False)
             if of_offsets and not of_offsets & roles.keys():
-                kept |= of_offsets | reads.behind([ids], sizes=False)
+                kept |= dict.fromkeys(of_offsets | reads.behind([ids], sizes=False), call)
         return kept
 
     def _roles(self) -> dict[int, list[Segments]]:
         return segments_of(self.graph, self.inputs, self.sizes)
 
     def _made(
-        self, sizes: Sequence[Size], kept: set[int], fixed: set[str], roles: Roles, resampled: bool
+        self, sizes: Sequence[Size], kept: Collection[int], fixed: set[str], roles: Roles, resampled: bool
     ) -> Witness | None:
         name_of = {dim: size.name for size in sizes for dim in size.dims}
         now = {size.name: name_of[size.dims[0]] for size in self.sizes}  # merged ones have the name of the first

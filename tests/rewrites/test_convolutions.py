@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fxopt import Config, optimize
 from fxopt.rewrites import PASSES
+from fxopt.tune.tuner import Site, Tuner, Verdict
 
 OTHERS = tuple(ran.name for ran in PASSES if ran.name not in ("convolutions", "views_of_columns"))
 
@@ -129,3 +130,45 @@ def test_nothing_of_no_length_is_convolved(products: bool) -> None:
     for net in (model, fast):
         with pytest.raises(RuntimeError, match="Kernel size"):
             net(torch.randn(2, 3, 0))
+
+
+class Interacting(nn.Module):
+    """A compressed interaction network, which views the products of what the layer before it gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv1d(width * 4, 6, 1) for width in (4, 6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, results = x, []
+        for layer in self.layers:
+            products = torch.einsum("bhd,bmd->bhmd", hidden, x)
+            hidden = layer(products.view(x.shape[0], -1, x.shape[2])).relu()
+            results.append(hidden)
+        return torch.cat(results, 1).sum(-1)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("kept", range(3))
+def test_a_view_within_a_call_that_is_picked_by_the_rows(
+    kept: int, grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One interaction is taken up to some rows, and for more of them stays a view of products in their order."""
+    asked = []
+
+    def verdict(self: Tuner, site: Site) -> Verdict:
+        asked.append(site)
+        return Verdict({1: 2.0, 4096: 0.5} if len(asked) - 1 == kept else {1: 0.5} if len(asked) <= 3 else {1: 2.0})
+
+    monkeypatch.setattr(Tuner, "verdict", verdict)
+    model, disabled = Interacting(), tuple(name for name in OTHERS if name != "compressed_interaction")
+    with torch.set_grad_enabled(grad):
+        fast = optimize(model, (torch.randn(3, 4, 5),), Config(tune="fast", disable=disabled))
+        for rows in (3, 200, 2):
+            x = torch.randn(rows, 4, 5)
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+    (found,) = fast._fxopt.findings  # type: ignore[union-attr, misc]
+    assert not found.eager_reason and not [ran.rolled_back for ran in found.passes if ran.rolled_back]
+    assert [len(ran.changes) for ran in found.passes if ran.name == "compressed_interaction"] == [1]
+    assert [len(ran.changes) for ran in found.passes if ran.name == "convolutions"] == [2]

@@ -69,6 +69,7 @@ def test_memory_that_dies_is_reused(name: str) -> None:
 
 
 STAY: dict[str, Callable[..., Any]] = {
+    "a view that repeats": lambda m, x: x.sin().unsqueeze(-1).expand(-1, -1, 3).reshape(-1, 3).add(1).sum(1),
     "an input": lambda m, x: m.linear(x.relu()),
     "a view of an input": lambda m, x: m.linear(x.view(-1, 4).relu()),
     "what may be an input": lambda m, x: m.linear(x.reshape(-1, 4).contiguous().relu()),

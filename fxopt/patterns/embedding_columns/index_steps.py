@@ -69,7 +69,7 @@ def _add(programs: IndexPrograms, node: Node) -> IndexValue | None:
 
 
 def _add_offsets(programs: IndexPrograms, node: Node) -> IndexValue | None:
-    """ids[B, F] + offsets[F]: every field's ids into its own range of one big table."""
+    """ids[B, F] + offsets[F]: every field's ids into its own range of one big table; or one number, of any shape."""
     source, offsets = node.args[:2]
     if not (isinstance(source, Node) and isinstance(offsets, Node)) or node.kwargs or tensor_of(offsets) is None:
         return None
@@ -79,10 +79,12 @@ def _add_offsets(programs: IndexPrograms, node: Node) -> IndexValue | None:
     vector = programs.describe(offsets)
     if vector.program:  # torch.arange(F) * rows: computed by torch, once per call
         vector = itself(offsets)
+    if (number := constant_of(vector.base)) is not None:
+        return _by_number(programs, node, Op.ADD, source, number)
     fields = static(shape_of(node)[-1])
     if len(shape_of(vector.base)) != 1 or fields is None or not vector.view.axes:
         return None
-    if fields == 1 and len(shape_of(node)) > 2:  # the innermost dim of ids is another one then
+    if fields == 1:  # no dim of the ids is the field's then: the innermost one is that of the rows, or of their ids
         return None
     if not vector.view.axes[-1].parts or static(shape_of(vector.base)[0]) != fields:
         return None

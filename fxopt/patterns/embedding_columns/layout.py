@@ -36,7 +36,7 @@ def layout_of(value: IndexValue, rows: int) -> Layout | None:
     if lane_parts and static(lane_parts[0].size) is None and not lane_parts[0].whole:
         return None
     lane = lane_parts[0] if lane_parts else None
-    if value.per_lane and lane is None and len(row_parts) < 2:
+    if value.per_lane and not _is_innermost(value.view.axes[-1], lane_parts or row_parts[1:]):
         return None
     fixed = value.view.fixed + tuple((part.dim, part.start) for part in row_ones + lane_ones)
     return Layout(value, tuple(row_parts), lane, fixed)
@@ -51,6 +51,11 @@ def split_rows(shape: tuple[Size, ...], rows: Size) -> int | None:
     """How many leading axes of `shape` make `rows` rows: as many as possible, so that few lanes remain."""
     fitting = [count for count in range(len(shape) + 1) if same(product(shape[:count]), rows)]
     return fitting[-1] if fitting else None
+
+
+def _is_innermost(axis: Axis, inner: list[Part]) -> bool:
+    """Whether the dim that a step per lane runs over, the lanes or else the second one of the rows, is this axis."""
+    return bool(inner) and axis.parts == tuple(inner)
 
 
 def _parts(axes: tuple[Axis, ...]) -> tuple[list[Part], list[Part]]:

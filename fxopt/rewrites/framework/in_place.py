@@ -20,6 +20,7 @@ from fxopt.shape.aliases import Aliases, is_random
 from fxopt.shape.calls import is_pointwise
 from fxopt.shape.sizes import same, tensor_of
 from fxopt.shape.strides import Layout, Strides
+from fxopt.shape.view_operators import EXPANSIONS
 
 aten = torch.ops.aten
 _MAKES_CONTIGUOUS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.mvlgamma.default}
@@ -59,8 +60,10 @@ def _dies(node: Node, aliases: Aliases, place: dict[Node, int]) -> bool:
         return False
     sharing = aliases.sharing(source)
     read_again = any(other is not source and other in sharing for other in node.all_input_nodes)
-    if read_again or not all(map(_makes_memory, sharing)):
-        return False
+    if read_again or not all(map(_makes_memory, sharing)) or any(each.target in EXPANSIONS for each in sharing):
+        return (
+            False  # a reshape of what was expanded may be a view, whose elements share memory, also where a fake copies
+        )
     return all(place[user] <= place[node] for member in sharing for user in member.users)
 
 
