@@ -22,7 +22,7 @@ from fxopt.names import is_users
 from fxopt.reach.code import Code
 from fxopt.reach.containers import MEMORY, MOST_BYTES, built_in, bytes_of, is_long, is_of_objects, too_large
 from fxopt.reach.entries import Fields, Variable, item
-from fxopt.reach.held import HINTS, behind_proxy, is_ours, slots_of
+from fxopt.reach.held import HINTS, behind_proxy, is_of_logging, is_ours, slots_of
 from fxopt.torch_internals.operators import OPERATORS
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -156,6 +156,8 @@ class Inside:
         fields, kind = getattr(value, "__dict__", {}), type(value)
         every = self._computed or hasattr(kind, "__getattr__") or kind.__module__ in _HOLDERS
         names = list(fields) if every else list(self._names & fields.keys())
+        if is_of_logging(value):  # its own level, but not its filters and caches, nor other loggers
+            names = [name for name in names if isinstance(fields[name], _PLAIN)]
         if isinstance(value, threading.local):  # another dict in each thread
             yield from (Slot(path, Fields(value), name, of=value) for name in names)
             return
