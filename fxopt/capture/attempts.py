@@ -16,6 +16,7 @@ from fxopt.capture.boundaries import INSTALLED
 from fxopt.capture.captured import Capture
 from fxopt.capture.edits import attributes_of, check_attributes, check_memory, layout
 from fxopt.capture.effects import Attributes, demand_plain, filled_arguments, make_write_first, record
+from fxopt.capture.entered import entering_none
 from fxopt.capture.errors import CaptureError, StartAgain, is_passing
 from fxopt.capture.generators import Generators
 from fxopt.capture.guards import guards_of
@@ -123,7 +124,8 @@ class Attempts:
         while True:
             traces += 1
             try:
-                return self._trace(shapes, static, positive)
+                with entering_none(self.reach.barred):
+                    return self._trace(shapes, static, positive)
             except MakeStatic as found:
                 static = static | found.dims
                 if traces >= PATIENCE:
