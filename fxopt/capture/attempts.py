@@ -15,7 +15,7 @@ from fxopt.capture import leaves as opaque
 from fxopt.capture.boundaries import INSTALLED
 from fxopt.capture.captured import Capture
 from fxopt.capture.edits import attributes_of, check_attributes, check_memory, layout
-from fxopt.capture.effects import Attributes, demand_plain, filled_arguments, make_write_first, record
+from fxopt.capture.effects import Attributes, demand_plain, demand_results, filled_arguments, make_write_first, record
 from fxopt.capture.entered import entering_none
 from fxopt.capture.errors import CaptureError, StartAgain, is_passing
 from fxopt.capture.generators import Generators
@@ -31,7 +31,7 @@ from fxopt.capture.state import ModelCopy, fake_state, label
 from fxopt.capture.trace import trace
 from fxopt.findings import Place
 from fxopt.reach.held import OWN
-from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, is_of_a_key
+from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, is_of_a_key, is_of_nested
 from fxopt.tracebacks import let_go
 
 _FINAL = (*DATA_DEPENDENT, CaptureError)  # no other sizes would help
@@ -159,6 +159,7 @@ class Attempts:
             form.append((spec, filled))
             check_attributes([*news, *fakes.tensors], attributes, flat)
             demand_plain(flat, "returns")
+            demand_results(result, tracer)
             for path, names in self.stores.items():
                 order = list(vars(copy.at(path)))
                 for name in sorted(names, key=lambda name: (name in order and order.index(name), name)):
@@ -274,4 +275,5 @@ def _stopped(error: Exception, places: Places) -> Stopped:
     what = str(error).strip().split("\n")[0] or type(error).__name__
     why = "depends on data" if isinstance(error, DATA_DEPENDENT) else what
     why = "a size, or a number that data tells, is the key of a dict or set" if is_of_a_key(error) else why
+    why = "makes a nested tensor, which no graph holds" if is_of_nested(error) else why
     return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})
