@@ -18,6 +18,7 @@ from fxopt.capture.edits import attributes_of, check_attributes, check_memory, l
 from fxopt.capture.effects import Attributes, demand_plain, demand_results, filled_arguments, make_write_first, record
 from fxopt.capture.entered import entering_none
 from fxopt.capture.errors import CaptureError, StartAgain, is_passing
+from fxopt.capture.fixed import FixedSizes
 from fxopt.capture.generators import Generators
 from fxopt.capture.guards import guards_of
 from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, filled, trace_shapes
@@ -171,6 +172,7 @@ class Attempts:
             copy = ModelCopy(self.model, fake_state(fakes.fake_mode, self.trial.within_leaf))
             self.copies.append(copy)
             places = Places({key: path for key, path in copy.paths.items() if path not in self.leaves})
+            fakes.shape_env.on_number = numbers = FixedSizes(places)
             slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
             generators = Generators(self.model)
             layouts = list(map(layout, (*news, *fakes.tensors)))
@@ -193,6 +195,7 @@ class Attempts:
             self.gave_len |= fakes.shape_env.gave_len
             raise _stopped(error, places) from error
         finally:
+            fakes.shape_env.on_number = None
             fakes.shape_env.raised.clear()  # their tracebacks hold the model
             outside = self.reach.changed()
             self.reach.put_back()
@@ -213,6 +216,7 @@ class Attempts:
         fixed = {dim: int(self.inputs.tensors[dim[0]].shape[dim[1]]) for dim in static}
         answers = tuple(self._answers(asked))
         guards = guards_of(fakes.shape_env, fakes.sources, fixed, positive - static, answers)
+        told = numbers.told(dict(guards.static), self.varied, fakes.sources, self.inputs.names)
         return Capture(
             graph,
             used,
@@ -228,6 +232,7 @@ class Attempts:
             autocast_state(),
             form[0][1],
             tuple(read),
+            tuple(told),
         )
 
     def _answers(self, asked: set[str]) -> Iterator[str]:
