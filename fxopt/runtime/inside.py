@@ -63,6 +63,7 @@ class Inside:
     Args:
         values: (path, value) of each.
         code: only the attributes that it names are looked at, unless it may compute their names.
+        apart: classes whose objects are not looked into.
 
     Attributes:
         slots: attributes and items.
@@ -73,13 +74,14 @@ class Inside:
         too_large: arrays that are not watched although they may change, and how much they hold.
     """
 
-    def __init__(self, values: Iterable[tuple[str, Any]], code: Code) -> None:
+    def __init__(self, values: Iterable[tuple[str, Any]], code: Code, apart: tuple[type, ...] = ()) -> None:
         self.slots: list[Slot] = []
         self.ordered: list[Any] = []
         self.sized: list[Any] = []
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
         self.too_large: list[str] = []
+        self._opaque = (*_OPAQUE, *apart)
         self._left = _MOST_OF_ALL
         self._names = code.names
         self._computed = code.computed
@@ -93,7 +95,7 @@ class Inside:
             return [(path, behind_proxy(value))]
         if isinstance(value, weakref.ReferenceType):
             return [(path, value())]
-        if isinstance(value, _OPAQUE) or is_ours(value) or id(value) in self._seen:
+        if isinstance(value, self._opaque) or is_ours(value) or id(value) in self._seen:
             return ()
         self._seen.add(id(value))
         if large := too_large(value):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fxopt
 from fxopt.capture import CaptureError, capture
+from fxopt.runtime import dispatcher_of
 
 _parser, _queue = threading.local(), queue.SimpleQueue()  # type: ignore[var-annotated]
 
@@ -75,6 +76,23 @@ def test_eager_counts_it_once_a_call() -> None:
     _parser.calls = 0
     for calls in (1, 2, 3):
         torch.testing.assert_close(fast(x), model.layer(x) * 2 * calls)
+
+
+def test_one_capture_serves_all_threads() -> None:
+    model, x = Scaled(2.0), torch.randn(3, 4)
+    fast = fxopt.optimize(model)
+
+    def call(number: int) -> None:
+        _parser.calls = number
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x))
+
+    call(0)
+    for number in range(1, 4):
+        thread = threading.Thread(target=call, args=(number,))
+        thread.start()
+        thread.join()
+    assert len(dispatcher_of(fast).entries) == 1
 
 
 def test_beside_a_profiler_none_can_be_told() -> None:
