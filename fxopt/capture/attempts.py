@@ -15,8 +15,10 @@ from fxopt.capture import leaves as opaque
 from fxopt.capture.boundaries import INSTALLED
 from fxopt.capture.captured import Capture
 from fxopt.capture.edits import attributes_of, check_attributes, check_memory, layout
-from fxopt.capture.effects import Attributes, demand_plain, filled_arguments, make_write_first, record
+from fxopt.capture.effects import Attributes, demand_plain, demand_results, filled_arguments, make_write_first, record
+from fxopt.capture.entered import entering_none
 from fxopt.capture.errors import CaptureError, StartAgain, is_passing
+from fxopt.capture.fixed import FixedSizes
 from fxopt.capture.generators import Generators
 from fxopt.capture.guards import guards_of
 from fxopt.capture.inputs import Dim, FakeInputs, Inputs, Shapes, filled, trace_shapes
@@ -30,7 +32,7 @@ from fxopt.capture.state import ModelCopy, fake_state, label
 from fxopt.capture.trace import trace
 from fxopt.findings import Place
 from fxopt.reach.held import OWN
-from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, is_of_a_key
+from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, is_of_a_key, is_of_nested
 from fxopt.tracebacks import let_go
 
 _FINAL = (*DATA_DEPENDENT, CaptureError)  # no other sizes would help
@@ -123,7 +125,8 @@ class Attempts:
         while True:
             traces += 1
             try:
-                return self._trace(shapes, static, positive)
+                with entering_none(self.reach.barred):
+                    return self._trace(shapes, static, positive)
             except MakeStatic as found:
                 static = static | found.dims
                 if traces >= PATIENCE:
@@ -157,6 +160,7 @@ class Attempts:
             form.append((spec, filled))
             check_attributes([*news, *fakes.tensors], attributes, flat)
             demand_plain(flat, "returns")
+            demand_results(result, tracer)
             for path, names in self.stores.items():
                 order = list(vars(copy.at(path)))
                 for name in sorted(names, key=lambda name: (name in order and order.index(name), name)):
@@ -168,6 +172,7 @@ class Attempts:
             copy = ModelCopy(self.model, fake_state(fakes.fake_mode, self.trial.within_leaf))
             self.copies.append(copy)
             places = Places({key: path for key, path in copy.paths.items() if path not in self.leaves})
+            fakes.shape_env.on_number = numbers = FixedSizes(places)
             slots, reals, news = zip(*copy.state, strict=True) if copy.state else ((), (), ())
             generators = Generators(self.model)
             layouts = list(map(layout, (*news, *fakes.tensors)))
@@ -190,6 +195,7 @@ class Attempts:
             self.gave_len |= fakes.shape_env.gave_len
             raise _stopped(error, places) from error
         finally:
+            fakes.shape_env.on_number = None
             fakes.shape_env.raised.clear()  # their tracebacks hold the model
             outside = self.reach.changed()
             self.reach.put_back()
@@ -210,6 +216,7 @@ class Attempts:
         fixed = {dim: int(self.inputs.tensors[dim[0]].shape[dim[1]]) for dim in static}
         answers = tuple(self._answers(asked))
         guards = guards_of(fakes.shape_env, fakes.sources, fixed, positive - static, answers)
+        told = numbers.told(dict(guards.static), self.varied, fakes.sources, self.inputs.names)
         return Capture(
             graph,
             used,
@@ -225,6 +232,7 @@ class Attempts:
             autocast_state(),
             form[0][1],
             tuple(read),
+            tuple(told),
         )
 
     def _answers(self, asked: set[str]) -> Iterator[str]:
@@ -272,4 +280,5 @@ def _stopped(error: Exception, places: Places) -> Stopped:
     what = str(error).strip().split("\n")[0] or type(error).__name__
     why = "depends on data" if isinstance(error, DATA_DEPENDENT) else what
     why = "a size, or a number that data tells, is the key of a dict or set" if is_of_a_key(error) else why
+    why = "makes a nested tensor, which no graph holds" if is_of_nested(error) else why
     return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})

@@ -13,6 +13,7 @@ from fxopt.capture.guards import Guards
 from fxopt.capture.inputs import TensorSpec
 from fxopt.capture.leaves import Leaf
 from fxopt.capture.state import StateSlot
+from fxopt.findings import Miss
 from fxopt.torch_internals.fake_tensors import FakeTensorMode
 from fxopt.torch_internals.symbols import ShapeEnv
 
@@ -32,7 +33,8 @@ class Capture:
     guards: what must hold of the inputs' sizes and layouts; leaves: submodules that stay opaque;
     autocast: what it was for the model. The graph says its casts, and runs without it;
     filled: attributes of the arguments that the forward assigns; out_spec is then that of (result, their values);
-    read: tensors besides these whose numbers are taken for granted.
+    read: tensors besides these whose numbers are taken for granted;
+    fixed: where it makes numbers of sizes that have been others in earlier captures.
     """
 
     graph: torch.fx.GraphModule
@@ -49,6 +51,7 @@ class Capture:
     autocast: State | None = None
     filled: tuple[pytree.KeyPath, ...] = ()
     read: tuple[Read, ...] = ()
+    fixed: tuple[Miss, ...] = ()
 
     def state_of(self, model: torch.nn.Module) -> list[torch.Tensor]:
         """The parameters and buffers that it reads, as they are now."""

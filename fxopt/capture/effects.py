@@ -18,6 +18,7 @@ from fxopt import trees
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import CONSTANTS
 from fxopt.findings import Place
+from fxopt.torch_internals.modes import no_function_modes
 from fxopt.torch_internals.tracing import SYMBOLIC
 
 _PLAIN = (str, bytes, int, float, complex, tuple, list, dict)
@@ -155,6 +156,24 @@ def demand_plain(values: Sequence[Any], what: str) -> None:
     for value in values:
         if isinstance(value, _PLAIN) and type(value) not in (*_PLAIN, bool) and not isinstance(value, enum.Enum):
             raise CaptureError(f"{what} a {type(value).__qualname__}, whose class a graph would not keep")
+
+
+def demand_results(results: Any, tracer: Any) -> None:
+    """Refuse to return what is compared with nothing, or holds tensors where nobody can look."""
+    for path, value in trees.flatten_with_path(results)[0]:
+        where = f"output {pytree.keystr(path)}".rstrip()
+        if isinstance(value, torch.Tensor):
+            with no_function_modes():  # no question of the forward's
+                layout = value.layout
+            if layout is not torch.strided:
+                hint = "return its parts, such as indices and values"
+                raise CaptureError(f"{where}: expected a plain strided tensor, found one of {layout} ({hint})")
+        elif not isinstance(value, SYMBOLIC):
+            try:
+                tracer.create_arg(value)
+            except NotImplementedError:
+                found = trees.unread(value)
+                raise CaptureError(f"{where}: expected tensors, constants or pytrees, found {found}") from None
 
 
 def filled_arguments(

@@ -9,6 +9,7 @@ from torch import nn
 
 from fxopt.capture.attempts import Attempts, Stopped
 from fxopt.capture.captured import Capture
+from fxopt.capture.entered import entering_none
 from fxopt.capture.errors import CaptureError
 from fxopt.capture.inputs import flatten
 from fxopt.capture.leaves import Leaf, Trial
@@ -52,14 +53,16 @@ def capture(
     earlier = alike(earlier, inputs)
     leaves = _known_leaves(model, config, bool(reach.question))
     for _ in range(MAX_ROUNDS):
-        trial = run_trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
+        with entering_none(reach.barred):
+            trial = run_trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
         attempts = Attempts(model, inputs, leaves, trial, reach, varied(earlier, inputs), len(earlier) < ASKED)
         try:
             return attempts.first()
         except Stopped as stop:
             leaves.update(stop.found)
             if "" in leaves:
-                run_trial(model, set(), args, kwargs)  # if the inputs do not fit, the model's own error is better
+                with entering_none(reach.barred):  # if the inputs do not fit, the model's own error is better
+                    run_trial(model, set(), args, kwargs)
                 raise CaptureError(leaves[""].reason, leaves[""].place) from stop.__cause__
             let_go(stop)
         finally:

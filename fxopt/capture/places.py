@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fxopt.findings import Place
+from fxopt.names import is_users
 
 _OWN = os.path.dirname(os.path.abspath(__file__))
 _ABOVE = os.path.join(_OWN, "attempts.py")  # calls the model: frames further out are not the model's
@@ -67,6 +68,13 @@ class Places:
                 line = f"{os.path.basename(path)}:{frame.f_lineno}"
             frame = frame.f_back
         return Place(module or "", line or "", path)
+
+    def of_user(self) -> Place:
+        """That of the user's code that has called our caller, perhaps through libraries such as NumPy."""
+        depth, frame = 2, sys._getframe(2)
+        while frame.f_code.co_filename != _ABOVE and frame.f_back and not is_users(frame.f_globals.get("__name__")):
+            depth, frame = depth + 1, frame.f_back
+        return self.here(depth + 1)
 
     def of_error(self, error: BaseException) -> tuple[str, Place, str]:
         """The innermost traced module on the error's traceback: (its path, the place, the source text there)."""

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from types import CellType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class Reach:
 
     Attributes:
         once: what the code may do that a look would do to the user's own object, "" if there is nothing.
+        barred: what functions may do of that kind, by their code: it counts only if they are called.
         question: what the code may ask that a call answers otherwise than a trace, "" if there is nothing.
         spaces: the globals of the functions that ask isinstance(), or compute with functions of math by their own name.
     """
@@ -53,12 +54,16 @@ class Reach:
         self.once, self.question = "", first_question(code.functions.values())
         asking = filter(_asks_of_sizes, code.functions.values())
         self.spaces = list({id(function.__globals__): function.__globals__ for function in asking}.values())
+        self.barred: dict[CodeType, str] = {}
         self._seen = set(map(id, model.modules()))
         self._names: list[tuple[Any, str, Any]] = []  # owner (a dict, a class or a cell), name, value
         self._contents: list[tuple[str, Any, Any]] = []  # name, container, what it holds
         for function in code.functions.values():
             for _, where, name in named_by(function):
-                self._value(name, where, where[name])
+                if is_unseen(type(where[name])):
+                    self.barred[function.__code__] = _use(name, where[name], f" in {function.__qualname__}()")
+                else:
+                    self._value(name, where, where[name])
             for name in names_stored(function.__code__):
                 self._value(name, function.__globals__, function.__globals__.get(name, MISSING))
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -108,7 +113,7 @@ class Reach:
             return
         self._seen.add(id(value))
         if is_unseen(type(value)):
-            self.once = f"use {name} ({type(value).__name__}), of which a change would be neither seen nor undone"
+            self.once = _use(name, value)
         elif isinstance(value, Iterator) and not is_plain_object(type(value)):
             self.once = f"take the next item of {name}, an iterator, which a graph would do only once"
         elif large := too_large(value):
@@ -122,6 +127,10 @@ class Reach:
 
 
 _CACHED = type(functools.lru_cache(len))
+
+
+def _use(name: str, value: Any, where: str = "") -> str:
+    return f"use {name} ({type(value).__name__}){where}, of which a change would be neither seen nor undone"
 
 
 def _asks_of_sizes(function: FunctionType) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -26,6 +27,7 @@ _PLAIN = frozenset({str, bytes, int, float, bool, type(None), torch.dtype, torch
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 OWN = ("_modules", "_parameters", "_buffers")  # the dicts of what a module is made of
 _HOOKS = frozenset(vars(nn.Module())).difference(OWN)
+_OF_LOGGING = (logging.Filterer, logging.LoggerAdapter, logging.Manager, logging.PlaceHolder)
 
 
 def held_by(*roots: Any, without: Iterable[Any] = (), seen: set[int] | None = None) -> Iterator[Any]:
@@ -52,7 +54,7 @@ def _is_empty(value: Any) -> bool:
 def _children(value: Any) -> Iterable[Any]:
     if type(value) in weakref.ProxyTypes:
         return (behind_proxy(value),)
-    if isinstance(value, _ATOMS) or is_ours(value):
+    if isinstance(value, _ATOMS) or is_ours(value) or is_of_logging(value):
         return ()
     if isinstance(value, torch.Tensor):
         return vars(value).values()
@@ -103,6 +105,12 @@ def wrapped(value: Any) -> list[Any]:
 def is_ours(value: Any) -> bool:
     """Whether it is what makes a model an optimized one, or a graph of one: no code of a forward reads it."""
     return type(value).__module__.startswith(("fxopt.", "torch.fx.")) and not isinstance(value, nn.Module)
+
+
+def is_of_logging(value: Any) -> bool:
+    """Whether it is a logger, a handler, or what leads to all loggers of the process. What they hold changes as code
+    asks whether to log, and a forward computes nothing from it."""
+    return isinstance(value, _OF_LOGGING)
 
 
 def behind_proxy(proxy: Any) -> Any:

@@ -22,7 +22,7 @@ from fxopt.names import is_users
 from fxopt.reach.code import Code
 from fxopt.reach.containers import MEMORY, MOST_BYTES, built_in, bytes_of, is_long, is_of_objects, too_large
 from fxopt.reach.entries import Fields, Variable, item
-from fxopt.reach.held import HINTS, behind_proxy, is_ours, slots_of
+from fxopt.reach.held import HINTS, behind_proxy, is_of_logging, is_ours, slots_of
 from fxopt.torch_internals.operators import OPERATORS
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -63,6 +63,7 @@ class Inside:
     Args:
         values: (path, value) of each.
         code: only the attributes that it names are looked at, unless it may compute their names.
+        apart: classes whose objects are not looked into.
 
     Attributes:
         slots: attributes and items.
@@ -73,13 +74,14 @@ class Inside:
         too_large: arrays that are not watched although they may change, and how much they hold.
     """
 
-    def __init__(self, values: Iterable[tuple[str, Any]], code: Code) -> None:
+    def __init__(self, values: Iterable[tuple[str, Any]], code: Code, apart: tuple[type, ...] = ()) -> None:
         self.slots: list[Slot] = []
         self.ordered: list[Any] = []
         self.sized: list[Any] = []
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
         self.too_large: list[str] = []
+        self._opaque: tuple[type, ...] = (*_OPAQUE, *apart)
         self._left = _MOST_OF_ALL
         self._names = code.names
         self._computed = code.computed
@@ -93,7 +95,7 @@ class Inside:
             return [(path, behind_proxy(value))]
         if isinstance(value, weakref.ReferenceType):
             return [(path, value())]
-        if isinstance(value, _OPAQUE) or is_ours(value) or id(value) in self._seen:
+        if isinstance(value, self._opaque) or is_ours(value) or id(value) in self._seen:
             return ()
         self._seen.add(id(value))
         if large := too_large(value):
@@ -156,6 +158,8 @@ class Inside:
         fields, kind = getattr(value, "__dict__", {}), type(value)
         every = self._computed or hasattr(kind, "__getattr__") or kind.__module__ in _HOLDERS
         names = list(fields) if every else list(self._names & fields.keys())
+        if is_of_logging(value):  # its own level, but not its filters and caches, nor other loggers
+            names = [name for name in names if isinstance(fields[name], _PLAIN)]
         if isinstance(value, threading.local):  # another dict in each thread
             yield from (Slot(path, Fields(value), name, of=value) for name in names)
             return

@@ -15,7 +15,8 @@ def rehearse(model: nn.Module, args: tuple, kwargs: dict) -> None:
     from fxopt.capture.reach import Reach
     from fxopt.capture.untouched import Look, looked
 
-    if Reach(model).once:
+    reach = Reach(model)
+    if reach.once or reach.barred:
         return
     look = Look()
     with torch.inference_mode(False), torch.no_grad(), undrawn(model):

@@ -7,6 +7,7 @@ A traced graph has Python attributes, train/eval flags, submodules and the absen
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,9 @@ class Watch:
         slots += [*forward_slots(modules), *named_slots(code), *slots_on_tensors(code)]
         named = {slot.key for slot in slots} if code.computed else code.names
         asked = [s for s in slots if str(s) not in ignore and (s.kind not in ("attribute", "tree") or s.key in named)]
-        inside = Inside([*((s.path or s.key, s.read()) for s in asked), *attributes_of(code)], code)
+        # A trace that uses what each thread has of its own is no capture, so a capture depends on no such thing.
+        apart = (threading.local,) if since is not None else ()
+        inside = Inside([*((s.path or s.key, s.read()) for s in asked), *attributes_of(code)], code, apart)
         slots += inside.slots
         places = [(vars(module), names) for module, names in stored.items()]
         places += [(module._buffers, names) for module, names in stored.items()]

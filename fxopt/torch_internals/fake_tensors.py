@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -23,6 +24,12 @@ _NOISY = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shape
 def is_of_a_key(error: Exception) -> bool:
     """Whether code has asked a dict or a set for a size, or for a number that data tells."""
     return isinstance(error, TypeError) and str(error).startswith("unhashable type: non-nested Sym")
+
+
+def is_of_nested(error: Exception) -> bool:
+    """Whether torch's code of nested tensors has raised it: what it says speaks of the trace."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__", "").startswith("torch.nested") for frame in frames)
 
 
 def mode_of(value: object) -> Any:

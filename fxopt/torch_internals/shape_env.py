@@ -65,6 +65,7 @@ class TraceShapeEnv(ShapeEnv):
         operator: the overload whose fake implementation runs now, None in the user's code.
         symbolic_len, gave_len: whether len(tensor) gives a symbolic size as x.shape[0] does, and whether one was given.
         asks_cuts: whether a slice asks whether there are so many items, or its size is a term.
+        on_number: is called with each term of which a number is made.
         raised: errors that answered questions, with the name of the Python module that asked, and may have caught them.
         decided: conditions on numbers that depend on data, as they were taken for granted.
     """
@@ -73,6 +74,7 @@ class TraceShapeEnv(ShapeEnv):
     symbolic_len = True
     gave_len = False
     asks_cuts = True
+    on_number: Callable[[sympy.Expr], None] | None = None
     _proven = False
 
     def __init__(self) -> None:
@@ -101,6 +103,8 @@ class TraceShapeEnv(ShapeEnv):
         return None, False
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
+        if self.on_number is not None and isinstance(orig_expr, sympy.Expr):
+            self.on_number(orig_expr)
         try:
             return self._evaluated(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode as error:

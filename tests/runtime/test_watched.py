@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import operator
 from types import SimpleNamespace
@@ -257,3 +258,28 @@ def test_what_torch_keeps_in_its_operators_is_not_watched():
     FACTORS[torch.ops.aten.relu] = 5
     assert_same(fast(x), model(x))
     FACTORS[torch.ops.aten.relu] = 3
+
+
+def test_of_loggers_only_plain_values_are_watched():
+    """A trace creates loggers, and asks others whether they log, which they remember."""
+    logger = logging.getLogger("of_a_model")
+
+    class Telling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self._cache = self.filters = None
+
+        def forward(self, x):
+            if self.training and logger.isEnabledFor(logging.DEBUG):
+                logger.debug("%s", logger.manager.loggerDict)
+            return x * 2 if logger.level == logging.ERROR else vars(self).get("shift", 1) + x
+
+    model, x = Telling().eval(), torch.randn(3)
+    fast, recorder = optimize(model)
+    assert_same(fast(x), x + 1)
+    logging.getLogger("one_more_of_a_model")
+    logger.isEnabledFor(logging.INFO)
+    assert_same(fast(x), x + 1)
+    assert recorder.captures == 1 and recorder.runs == 2
+    logger.setLevel(logging.ERROR)
+    assert_same(fast(x), x * 2)

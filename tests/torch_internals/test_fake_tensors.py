@@ -14,9 +14,11 @@ from fxopt.torch_internals.fake_tensors import (
     FakeTensorMode,
     as_parameter,
     is_of_a_key,
+    is_of_nested,
     mode_of,
     quieten,
 )
+from fxopt.torch_internals.tracing import make_fx
 
 
 def test_a_fake_tensor_has_its_mode(x: Tensor, fake_mode: FakeTensorMode) -> None:
@@ -43,6 +45,16 @@ def test_a_number_that_data_tells_has_no_place_in_a_dict(fake_mode: FakeTensorMo
         hash(number)
     assert is_of_a_key(raised.value), f"SymInt.__hash__ says {raised.value}: the report would, too"
     assert not is_of_a_key(TypeError("unhashable type: 'list'"))
+
+
+def test_torchs_own_code_of_nested_tensors_raises_in_a_trace(fake_mode: FakeTensorMode) -> None:
+    def nested(x: Tensor) -> Tensor:
+        return torch.nested.nested_tensor([x, x], layout=torch.jagged)
+
+    with pytest.raises(RuntimeError) as raised:
+        make_fx(nested, pre_dispatch=True)(torch.ones(3))
+    assert is_of_nested(raised.value), "torch.nested has moved: a report would speak of proxies"
+    assert not is_of_nested(RuntimeError("of something else"))
 
 
 def test_a_fake_can_be_a_parameter(x: Tensor) -> None:

@@ -174,3 +174,10 @@ def test_what_depends_on_data_is_said_without_a_line_of_the_user(environment: Tr
     number: Any = item(environment)
     with pytest.raises(symbolic_shapes.GuardOnDataDependentSymNode):  # an AttributeError, up to torch 2.12
         bool(number == 5)
+
+
+def test_a_number_of_a_size_is_told(environment: TraceShapeEnv, x: torch.Tensor) -> None:
+    told: list[str] = []
+    environment.on_number = lambda size: told.append(str(size))
+    assert x.shape[0] > 1 and not told
+    assert len(range(x.shape[0])) == 5 and told, "SymInt.__index__: a report no longer tells which line fixes a size"

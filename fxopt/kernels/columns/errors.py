@@ -40,7 +40,7 @@ class BadBagId(BadId, RuntimeError):
 
 
 class BadOffsets(RuntimeError):
-    """Offsets of bags that fall or leave the ids. Torch's embedding_bag looks at the ends alone, and reads by the rest."""
+    """Offsets of bags that fall or leave the ids. Torch's embedding_bag, which checks the ends alone, reads by them."""
 
     unsafe = True
 

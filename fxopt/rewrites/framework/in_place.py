@@ -60,10 +60,9 @@ def _dies(node: Node, aliases: Aliases, place: dict[Node, int]) -> bool:
         return False
     sharing = aliases.sharing(source)
     read_again = any(other is not source and other in sharing for other in node.all_input_nodes)
+    # A reshape of what was expanded may be a view, whose elements share memory, also where a fake copies.
     if read_again or not all(map(_makes_memory, sharing)) or any(each.target in EXPANSIONS for each in sharing):
-        return (
-            False  # a reshape of what was expanded may be a view, whose elements share memory, also where a fake copies
-        )
+        return False
     return all(place[user] <= place[node] for member in sharing for user in member.users)
 
 
