@@ -81,7 +81,7 @@ class Watch:
         slots += [*forward_slots(modules), *named_slots(code), *slots_on_tensors(code)]
         named = {slot.key for slot in slots} if code.computed else code.names
         asked = [s for s in slots if str(s) not in ignore and (s.kind not in ("attribute", "tree") or s.key in named)]
-        # Where a trace uses what each thread has of its own, there is no capture: it is no other one's in other threads.
+        # A trace that uses what each thread has of its own gives no capture: other threads need no other one.
         apart = (threading.local,) if since is not None else ()
         inside = Inside([*((s.path or s.key, s.read()) for s in asked), *attributes_of(code)], code, apart)
         slots += inside.slots
