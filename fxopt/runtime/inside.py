@@ -81,7 +81,7 @@ class Inside:
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
         self.too_large: list[str] = []
-        self._opaque: tuple[type, ...] = (*_OPAQUE, *apart)
+        self._opaque: tuple[Any, ...] = (*_OPAQUE, *apart)
         self._left = _MOST_OF_ALL
         self._names = code.names
         self._computed = code.computed
