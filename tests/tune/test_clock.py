@@ -12,7 +12,7 @@ from fxopt.tune.clock import all_captured, captured, on_device_of
 
 
 class Stream:
-    device_index = 0
+    device_index, device = 0, "cpu"
 
     def wait_stream(self, other: Stream) -> None: ...
 
@@ -31,14 +31,24 @@ class Broken:
 
 
 def test_a_capture_that_fails_leaves_stream_and_allocator_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that ends well follows, for the generator."""
     before, told = Stream(), list[object]()
     current = [before]
+
+    class Graph:
+        def capture_begin(self, capture_error_mode: str) -> None:
+            told.append("begin")
+
+        def capture_end(self) -> None:
+            told.append("end")
+
     stand_ins = {
         "Stream": Stream,
         "current_stream": lambda: current[-1],
         "set_stream": current.append,
         "stream": lambda side: nullcontext(),
-        "CUDAGraph": object,
+        "synchronize": lambda device: None,
+        "CUDAGraph": Graph,
         "graph_pool_handle": lambda: (0, 7),
         "graph": Broken,
     }
@@ -48,7 +58,7 @@ def test_a_capture_that_fails_leaves_stream_and_allocator_as_they_were(monkeypat
         monkeypatch.setattr(torch._C, name, lambda device, pool, name=name: told.append((name, device, pool)))
     assert captured(nothing) is nothing
     assert current[-1] is before and len(current) == 3
-    assert told == [("_cuda_endAllocateToPool", 0, (0, 7)), ("_cuda_releasePool", 0, (0, 7))]
+    assert told == [("_cuda_endAllocateToPool", 0, (0, 7)), ("_cuda_releasePool", 0, (0, 7)), "begin", "end"]
 
 
 def nothing() -> None: ...
