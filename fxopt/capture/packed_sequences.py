@@ -19,6 +19,7 @@ from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.modes import no_function_modes
 from fxopt.torch_internals.operators import pack_padded_sequence, pad_packed_sequence
 from fxopt.torch_internals.python_sizes import caller
+from fxopt.torch_internals.storage import version_of
 from fxopt.torch_internals.symbols import narrow
 from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, record_call
 
@@ -48,13 +49,13 @@ class PackedSequences:
         """How many sequences begin, which is `batch_sizes[0]`; None for any other value."""
         with no_function_modes():
             found = (
-                rows for known, version, rows in self._known if known is batch_sizes and _version(known) == version
+                rows for known, version, rows in self._known if known is batch_sizes and version_of(known) == version
             )
             return next(found, None)
 
     def _learn(self, batch_sizes: Tensor, rows: Any) -> None:
         with no_function_modes():
-            self._known.append((batch_sizes, _version(batch_sizes), rows))
+            self._known.append((batch_sizes, version_of(batch_sizes), rows))
 
     def called(self, func: Any, args: Sequence[Any]) -> Any:
         """The results of a call, recorded; None where it has nothing to do with packed sequences."""
@@ -112,11 +113,6 @@ class PackedSequences:
         with no_function_modes():
             record_call(operator, args, {}, results, self._tracer)
         return results
-
-
-def _version(tensor: Tensor) -> int:
-    """Of one that was made in inference mode nobody counts the edits; there, packed batch sizes are not edited."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_first(index: Any) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fxopt.runtime.executable import Executable
 from fxopt.runtime.watch import Watch
+from fxopt.torch_internals.storage import version_of
 
 
 class NotNow(Exception):
@@ -29,7 +29,7 @@ class Moment:
         self.watch = Watch(model)
         self._model = model
         self._tensors = list(_tensors(model))
-        self._versions = [_version(tensor) for _, _, tensor in self._tensors]
+        self._versions = [version_of(tensor) for _, _, tensor in self._tensors]
 
     def spoiled(self, executable: Executable | None, stored: Mapping[nn.Module, set[str]]) -> bool:
         """Whether a change since then may be why there is no `executable`, or not all of it, or not of this model.
@@ -45,14 +45,10 @@ class Moment:
         return bool(replaced & read - own)
 
     def _edited(self) -> bool:
-        return [_version(tensor) for _, _, tensor in self._tensors] != self._versions
+        return [version_of(tensor) for _, _, tensor in self._tensors] != self._versions
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     for module in model.modules():
         for where in (module._parameters, module._buffers):
             yield from ((module, name, tensor) for name, tensor in where.items() if tensor is not None)
-
-
-def _version(tensor: Any) -> int:
-    return 0 if tensor.is_inference() else tensor._version

@@ -74,20 +74,27 @@ class Strides:
 
     Args:
         given: what is known of its inputs, where it is a part of another graph; by default nothing.
-        wanted: what is asked of its results.
+        within: whether it is one that a function of another graph runs, which tells later what it asks of the results.
     """
 
-    def __init__(self, graph: Graph, given: Sequence[Layout] = (), wanted: Layout = Layout.CONTIGUOUS) -> None:
+    def __init__(self, graph: Graph, given: Sequence[Layout] = (), within: bool = False) -> None:
         self._known: dict[Node, Layout] = {}
         self._asked: dict[Node, Layout] = {}
+        self._inside: dict[Node, list[Strides]] = {}
         self._asked_inside: dict[Node, dict[Node, Layout]] = {}
-        self._wanted = wanted
         inputs = graph.find_nodes(op="placeholder")
         self._given = dict(zip(inputs, given, strict=True)) if len(given) == len(inputs) else {}
         for node in graph.nodes:
+            self._inside[node] = self._graphs_of(node)
             self._known[node] = self._known_of(node)
-        for node in reversed(graph.nodes):
-            self._asked[node] = max((self._asked_by(user, node) for user in node.users), default=Layout.ANY)
+        if not within:
+            self._ask(Layout.CONTIGUOUS)
+
+    def _ask(self, wanted: Layout) -> None:
+        """From the graph's results on, of which `wanted` is asked."""
+        for node in reversed(self._known):
+            asked = (wanted if user.op == "output" else self._asked_by(user, node) for user in node.users)
+            self._asked[node] = max(asked, default=Layout.ANY)
             self._asked_inside[node] = self._asked_by_graphs(node)
 
     @classmethod
@@ -133,19 +140,21 @@ class Strides:
 
     def _known_of_graphs(self, node: Node) -> Layout:
         """Of a function whose graphs are known: of the one that runs, whichever that is."""
-        graphs = self._graphs_of(node)
-        return min((inside.known_of_outputs() for inside in graphs), default=Layout.ANY)
+        return min((inside.known_of_outputs() for inside in self._inside[node]), default=Layout.ANY)
 
-    def _graphs_of(self, node: Node, wanted: Layout = Layout.CONTIGUOUS) -> list[Strides]:
+    def _graphs_of(self, node: Node) -> list[Strides]:
         """The strides within each of the graphs that a function may run."""
         graphs = [part for part in node.meta.get("computes", ()) if isinstance(part, Graph)]
+        if not graphs:
+            return []
         given = [self._known[argument] if isinstance(argument, Node) else Layout.ANY for argument in node.args]
-        return [Strides(graph, given, wanted) for graph in graphs]
+        return [Strides(graph, given, within=True) for graph in graphs]
 
     def _asked_by_graphs(self, node: Node) -> dict[Node, Layout]:
         """What a function whose graphs are known asks of its arguments: the most that any of the graphs does."""
         asked: dict[Node, Layout] = {}
-        for inside in self._graphs_of(node, self._asked[node]):
+        for inside in self._inside[node]:
+            inside._ask(self._asked[node])
             for argument, layout in zip(node.args, inside.asked_of_inputs(), strict=True):
                 if isinstance(argument, Node):
                     asked[argument] = max(layout, asked.get(argument, layout))
@@ -191,8 +200,6 @@ class Strides:
         return Layout.ANY
 
     def _asked_by(self, user: Node, node: Node) -> Layout:
-        if user.op == "output":
-            return self._wanted
         if user.op != "call_function" or user.target in _STRICT or _draws_for_each(user):
             return Layout.CONTIGUOUS
         if not isinstance(user.target, torch._ops.OpOverload):

@@ -24,6 +24,11 @@ def is_borrowed(tensor: torch.Tensor) -> bool:
     return not tensor.untyped_storage().resizable()
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was edited; 0 for one made in inference mode, whose edits nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Make a tensor's edits, as `tensor._version` counts them, so many."""
     _unsafe_set_version_counter((tensor,), (version,))

@@ -13,6 +13,7 @@ from fxopt.torch_internals.storage import (
     set_version,
     shares_storage,
     storage_number,
+    version_of,
 )
 
 
@@ -43,6 +44,15 @@ def test_a_version_can_be_put_back() -> None:
     x.add_(1)
     set_version(x, before)
     assert x._version == before, "_unsafe_set_version_counter: what fxopt undoes would count as edits in backward()"
+
+
+def test_edits_are_counted_but_in_inference_mode() -> None:
+    x = torch.ones(4)
+    before = version_of(x)
+    assert version_of(x.add_(1)) > before, "tensor._version: an edit would go unseen"
+    with torch.inference_mode():
+        made = torch.ones(4)
+    assert version_of(made) == 0
 
 
 def test_memory_of_an_array_is_borrowed() -> None:
