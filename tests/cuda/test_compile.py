@@ -35,10 +35,11 @@ LAUNCHED_BEHIND = ("joins_kernel", "sums_kernel", "entries_kernel", "stage_kerne
 LETS_NONE_START = ("columns_kernel", "block_columns_kernel", "joins_of_bags_kernel", "sliced_kernel")
 # All of an architecture's device code has 295,000 lines of PTX by nvcc 13.0: unlike a time, alike on every machine.
 MOST_LINES = 310_000
-# CPU time for all of an architecture's device code, in that of YARDSTICK: machines differ by a factor of three. It is
-# 60 to 67, as others use the cores or not: 46 to 51 s where the yardstick takes 0.76 s; and 76 where that takes 2.5 s.
-# 60 s may be used where it takes 0.76 s.
-MOST_YARDSTICKS = 79
+# CPU time for all of an architecture's device code, in that of YARDSTICK: machines differ by a factor of three. 60 s
+# may be used where the yardstick takes 0.76 s: 46 to 51 s are, 60 to 67 yardsticks. Where it takes 2 s, ptxas waits
+# for memory and the yardstick does not: the same work is 71 to 80 (75 in the mean of 32), and 93 are what 79 are.
+MOST_YARDSTICKS = {"fast": 79, "slow": 93}
+SLOW = 1.4  # seconds of a yardstick
 YARDSTICK = """
 template <int N> struct Fold { static __device__ float of(const float* x) { return Fold<N - 1>::of(x) * x[N] + N; } };
 template <> struct Fold<0> { static __device__ float of(const float* x) { return *x; } };
@@ -104,27 +105,28 @@ def yardstick(arch, folder):
 
 
 def all_compiled(arch, folder):
-    """What nvcc tells of each library, and the CPU time of all, in yardsticks."""
-    told, seconds, units = {}, 0.0, []  # yardsticks in between, as who else uses the cores may change
+    """What nvcc tells of each library, and the CPU time of all as a part of what is allowed."""
+    told, seconds, units = {}, 0.0, []  # yardsticks in between: they took 1.5 to 2.6 s within minutes
     for number, library in enumerate(CUDA_LIBRARIES):
         told[library.name], took = spent(lambda: compiled(library, arch, folder))  # noqa: B023 (called at once)
-        seconds, units = seconds + took, units if number % 4 else [*units, yardstick(arch, folder)]
-    return told, seconds / statistics.median(units)
+        seconds, units = seconds + took, units if number % 2 else [*units, yardstick(arch, folder)]
+    unit = statistics.mean(units)
+    return told, seconds / unit / MOST_YARDSTICKS["slow" if unit > SLOW else "fast"]
 
 
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_every_kernel_keeps_its_limits(tmp_path, arch):
-    told, yardsticks = all_compiled(arch, tmp_path)
+    told, part = all_compiled(arch, tmp_path)
     wrong = [f"{name}: {line}" for name, text in told.items() for line in beyond_limits(text)]
     ptx = {k.name: (tmp_path / k.source.with_suffix(".ptx").name).read_text() for k in CUDA_LIBRARIES}
     wrong += [f"{name}: {line}" for name, text in ptx.items() for line in touched_too_soon(text, arch)]
     assert not wrong, "\n".join(wrong)
     assert sum(text.count("\n") for text in ptx.values()) < MOST_LINES
-    if yardsticks >= MOST_YARDSTICKS:  # a yardstick took 1.5 to 2.4 s within minutes on a machine that others use, too
-        _, yardsticks = all_compiled(arch, tmp_path)
-    assert yardsticks < MOST_YARDSTICKS
+    if part >= 1:
+        _, part = all_compiled(arch, tmp_path)
+    assert part < 1
 
 
 @needs_nvcc
