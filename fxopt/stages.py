@@ -58,8 +58,9 @@ def rewrite(captured: Capture, config: Config, fuel: Fuel, tuner: Tuner, dump: D
             _log.debug("%s: %d changes, %d near misses", ran.name, len(ran.changes), len(ran.misses))
             if ran.changes:
                 dump.graph(ran.name, module.graph)
-    if captured.fixed:
-        findings.passes.append(PassFindings("sizes", misses=list(captured.fixed)))
+    for name, told in (("sizes", captured.fixed), ("answers", captured.taken)):
+        if told:
+            findings.passes.append(PassFindings(name, misses=list(told)))
     findings.passes[0].changes += normalize(module, inference).changes  # what the passes made alike
     if sources is not None:
         sources.release()

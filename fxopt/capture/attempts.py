@@ -56,6 +56,7 @@ class Attempts:
         copies: the model's, one for each trace.
         varied: dims that are no layout, as they have had other sizes; none where that failed.
         asks_cuts: whether a cut asks how many items there are.
+        takes_answers: whether the first call answers questions about data.
         symbolic_len: whether len(tensor) stays symbolic; no longer where that failed (numpy, keys of a dict).
     """
 
@@ -66,6 +67,7 @@ class Attempts:
     reach: Reach
     varied: frozenset[Dim] = frozenset()
     asks_cuts: bool = True
+    takes_answers: bool = True
     stores: Attributes = field(default_factory=dict)
     copies: list[ModelCopy] = field(default_factory=list)
     symbolic_len: bool = True
@@ -177,7 +179,7 @@ class Attempts:
             generators = Generators(self.model)
             layouts = list(map(layout, (*news, *fakes.tensors)))
             attributes = list(map(attributes_of, (*news, *fakes.tensors)))
-            graph, asked, read = trace(
+            graph, asked, read, taken = trace(
                 run,
                 [*news, *fakes.tensors],
                 [*reals, *self.inputs.tensors],
@@ -186,6 +188,7 @@ class Attempts:
                 places,
                 PackedDims(fakes, shapes, self.inputs.tensors, positive, self.varied),
                 self.reach.spaces,
+                self.takes_answers,
             )
         except StartAgain:
             raise
@@ -233,6 +236,7 @@ class Attempts:
             form[0][1],
             tuple(read),
             tuple(told),
+            tuple(taken),
         )
 
     def _answers(self, asked: set[str]) -> Iterator[str]:
@@ -279,6 +283,8 @@ def _stopped(error: Exception, places: Places) -> Stopped:
         return Stopped({path: Leaf(path, error.reason, error.place if error.place.module else place)})
     what = str(error).strip().split("\n")[0] or type(error).__name__
     why = "depends on data" if isinstance(error, DATA_DEPENDENT) else what
+    if why == "depends on data" and "int(" in source:
+        why += "; .item() in place of int() gives a size that may be any number"
     why = "a size, or a number that data tells, is the key of a dict or set" if is_of_a_key(error) else why
     why = "makes a nested tensor, which no graph holds" if is_of_nested(error) else why
     return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})

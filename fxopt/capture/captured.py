@@ -34,7 +34,8 @@ class Capture:
     autocast: what it was for the model. The graph says its casts, and runs without it;
     filled: attributes of the arguments that the forward assigns; out_spec is then that of (result, their values);
     read: tensors besides these whose numbers are taken for granted;
-    fixed: where it makes numbers of sizes that have been others in earlier captures.
+    fixed: where it makes numbers of sizes that have been others in earlier captures;
+    taken: where it asks about data and has the first call's answer; refuted: whether too many calls had another one.
     """
 
     graph: torch.fx.GraphModule
@@ -52,6 +53,8 @@ class Capture:
     filled: tuple[pytree.KeyPath, ...] = ()
     read: tuple[Read, ...] = ()
     fixed: tuple[Miss, ...] = ()
+    taken: tuple[Miss, ...] = ()
+    refuted: bool = False
 
     def state_of(self, model: torch.nn.Module) -> list[torch.Tensor]:
         """The parameters and buffers that it reads, as they are now."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fxopt.shape.floors import never_negative
+from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.symbols import expression, free_unbacked_symbols
 from fxopt.torch_internals.tracing import disable_proxy_modes_tracing, number_proxy, proxy_of, record
 
@@ -39,6 +40,16 @@ def cut_within(func: Any, args: tuple, tracer: Any) -> torch.Tensor | None:
         part = tensor.as_strided(sizes, strides, tensor.storage_offset() + start * strides[dim])
     record(part, proxy, tracer)
     return part
+
+
+def with_numbers(index: Any) -> Any:
+    """An index whose slices end at tensors, as in `x[:, : lengths.max()]`, with their numbers: a slice asks for those
+    in C++, where they would become the ones of this trace."""
+    if isinstance(index, tuple):
+        return tuple(map(with_numbers, index))
+    if not isinstance(index, slice):
+        return index
+    return slice(*(v.item() if isinstance(v, FakeTensor) else v for v in (index.start, index.stop, index.step)))
 
 
 def _taken_for_granted(number: Any) -> bool:

@@ -29,7 +29,7 @@ def keep_decisions(graph: Graph, decided: dict[sympy.Basic, None]) -> None:
     if not decided:
         return
     has_side_effect(require)
-    sources, order = _sources(graph), {node: place for place, node in enumerate(graph.nodes)}
+    sources, order = sources_of(graph), {node: place for place, node in enumerate(graph.nodes)}
     together: dict[Node, dict[sympy.Basic, None]] = {}
     for term in decided:
         if _is_made_up(term, sources):
@@ -42,7 +42,7 @@ def keep_decisions(graph: Graph, decided: dict[sympy.Basic, None]) -> None:
         _ask(graph, place, terms, sources)
 
 
-def _sources(graph: Graph) -> dict[sympy.Symbol, Source]:
+def sources_of(graph: Graph) -> dict[sympy.Symbol, Source]:
     """Where each symbol is known first."""
     found: dict[sympy.Symbol, Source] = {}
     for node in graph.nodes:

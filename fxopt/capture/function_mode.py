@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fxopt.capture.answers import Answers
 from fxopt.capture.asked_strides import refuse_guess, requires_by_layout
+from fxopt.capture.data_cuts import with_numbers
 from fxopt.capture.errors import CaptureError, notice
 from fxopt.capture.numbered import numbered
 from fxopt.capture.packed_sequences import PackedSequences
@@ -43,6 +45,7 @@ _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 _TEXTS = {torch.Tensor.__repr__, torch.Tensor.__format__}
 # These stand between the user's code and the mode.
 _ABOUT_TEXTS = {__name__, "fxopt.capture.packed", "torch._tensor", "torch.overrides"}
+_INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _READS = {torch.Tensor.tolist, *_TEXTS}
 _REFUSED = {
     _accessor("data", "__set__"): "assigns to .data",
@@ -82,12 +85,13 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         made_leaves: whether forward made parameters of its own where gradients are off: a layer that it makes anew.
     """
 
-    def __init__(self, tracer: Tracer, proofs: Proofs, sequences: PackedSequences):
+    def __init__(self, tracer: Tracer, proofs: Proofs, sequences: PackedSequences, answers: Answers):
         super().__init__(tracer)  # type: ignore[arg-type]
         self.asked: set[str] = set()
         self.made_leaves = False
         self._proofs = proofs
         self._sequences = sequences
+        self._answers = answers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -116,7 +120,7 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             return super().__torch_function__(func, types, args, kwargs).contiguous()  # type: ignore[attr-defined]
         elif func is torch.Tensor.__bool__ and asks_for_hint():
             return False
-        elif func is torch.Tensor.__bool__ and (answer := self._harmless(args[0])) is not None:
+        elif func is torch.Tensor.__bool__ and (answer := self._answered(args[0])) is not None:
             return answer
         elif func == _GRAD_FN and self.made_leaves and not asked_by_user(through=_ABOUT_TEXTS):
             return None  # a module that forward makes asks its parameters, which have none
@@ -130,6 +134,8 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             return self._data(args[0], proxy)
         elif not kwargs and (results := self._sequences.called(func, args)) is not None:
             return results
+        elif func in _INDEXED:
+            args = (args[0], with_numbers(args[1]), *args[2:])
         elif func is torch.randint_like:  # ATen has no gradient for it, and Python takes none through it
             args = (args[0].detach(), *args[1:])
         elif (result := numbered(func, args, kwargs or {}, self.tracer)) is not None:
@@ -165,12 +171,13 @@ class FunctionMode(PreDispatchTorchFunctionMode):
         record(twin, taken, self.tracer)
         return twin
 
-    def _harmless(self, tensor: torch.Tensor) -> bool | None:
-        """The answer to a check of data that raises nothing. The graph asks again at each call, and where the answer is
-        the other one the call is eager's, which raises."""
+    def _answered(self, tensor: torch.Tensor) -> bool | None:
+        """The answer to a check of data that raises nothing, or else that of the first call. The graph asks again at
+        each call, and where the answer is the other one the call is eager's."""
         if not isinstance(tensor, FakeTensor) or self._proofs.is_known(tensor):
             return None
-        if (answer := harmless_answer(caller(through=_ABOUT_TEXTS))) is None:
+        answer = harmless_answer(caller(through=_ABOUT_TEXTS))
+        if answer is None and (answer := self._answers.of(tensor)) is None:
             return None
         number = tensor.item()
         holds = number if isinstance(number, bool | torch.SymBool) else number != 0

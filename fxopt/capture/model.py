@@ -50,12 +50,14 @@ def capture(
     reach = Reach(model)
     if reach.once:
         raise CaptureError(f"forward may {reach.once}")
+    takes_answers = not any(each.refuted for each in earlier)
     earlier = alike(earlier, inputs)
     leaves = _known_leaves(model, config, bool(reach.question))
     for _ in range(MAX_ROUNDS):
         with entering_none(reach.barred):
             trial = run_trial(model, _outermost(leaves), args, kwargs) if leaves else Trial()
-        attempts = Attempts(model, inputs, leaves, trial, reach, varied(earlier, inputs), len(earlier) < ASKED)
+        asks = len(earlier) < ASKED
+        attempts = Attempts(model, inputs, leaves, trial, reach, varied(earlier, inputs), asks, takes_answers)
         try:
             return attempts.first()
         except Stopped as stop:

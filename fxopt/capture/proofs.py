@@ -66,6 +66,11 @@ class Proofs:
         proxy = proxy_of(tensor, self._tracer)
         return None if proxy is None else proxy.node
 
+    def is_edited(self, node: Node) -> bool:
+        """Whether its memory has been written since it was computed."""
+        self._follow(node.graph)
+        return self._aliases.edited(node)
+
     def _values(self, tensor: torch.Tensor) -> Values | None:
         node = self.node_of(tensor)
         if node is None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fxopt.capture.answers import Answers
 from fxopt.capture.captured import Read
 from fxopt.capture.casts import casts_of
 from fxopt.capture.checkpointed import Regions
@@ -34,7 +35,7 @@ from fxopt.capture.repairs import as_question
 from fxopt.capture.settings import kept
 from fxopt.capture.size_guards import guard_sizes
 from fxopt.capture.untouched import written
-from fxopt.findings import Place
+from fxopt.findings import Miss, Place
 from fxopt.locks import WAIT, lock
 from fxopt.names import is_users
 from fxopt.shape.memory import Memory
@@ -136,6 +137,16 @@ class Tracer(PythonKeyTracer):
         """An edit of a constant is one of its fake, but counts as a version of the constant's own."""
         for tensor, version in self._versions:
             set_version(tensor, version)
+
+
+class Traced(NamedTuple):
+    """asked: what the user's code asked of its tensors ("strides", "requires_grad"); read: of others, their numbers;
+    taken: answers of the first call."""
+
+    graph: torch.fx.GraphModule
+    asked: set[str]
+    read: list[Read]
+    taken: list[Miss]
 
 
 class _ProxyMode(ProxyTorchDispatchMode):
@@ -279,7 +290,8 @@ def trace(
     places: Places,
     mode: TorchFunctionMode,
     spaces: Iterable[dict[str, Any]],
-) -> tuple[torch.fx.GraphModule, set[str], list[Read]]:
+    takes_answers: bool,
+) -> Traced:
     """Record what `run(tracer)` does with `tensors`, which become the placeholders in order.
 
     Args:
@@ -288,16 +300,16 @@ def trace(
         stand_ins: so many of them, the first ones, stand for their placeholder where Python reaches around the fakes.
         mode: a further function mode that sees the user's calls.
         spaces: the globals of the user's functions that ask isinstance(), or compute with functions of math.
-
-    Returns:
-        The graph, what the user's code asked of its tensors ("strides", "requires_grad"), and what it read of others.
+        takes_answers: whether the first call may answer questions about data.
     """
     known: dict[int, torch.fx.Node] = {}
     tracer = Tracer(places, known, Memory())
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
     regions, sequences = Regions(tracer), PackedSequences(tracer)
-    functions, recording = FunctionMode(tracer, proofs, sequences), _ProxyMode(tracer, shape_env, proofs)
+    answers = Answers(tracer, proofs, reals, takes_answers)
+    shape_env.on_question = answers.of_condition
+    functions, recording = FunctionMode(tracer, proofs, sequences, answers), _ProxyMode(tracer, shape_env, proofs)
     with printing(refuse_to_print):
         patch(fake_mode, regions, sequences, spaces, tracer)
         for number, (tensor, real) in enumerate(zip(tensors, reals, strict=True)):
@@ -315,6 +327,7 @@ def trace(
                 outputs = tuple(_proxy_of(value, tracer) for value in results)
         finally:
             tracer.put_back()
+            shape_env.on_question = None
         tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
     asked = (error for error, module in shape_env.raised if is_users(module))
     if caught := [*asked, *noticed]:
@@ -328,7 +341,7 @@ def trace(
     module = graph_module(tracer)
     regions.cut(module)
     tracer.root = torch.nn.Module()  # proxies and their tracer are a cycle, which would hold the leaves
-    return known_weakly(module), functions.asked, tracer.read
+    return Traced(known_weakly(module), functions.asked, tracer.read, answers.taken)
 
 
 def _proxy_of(value: Any, tracer: Tracer) -> Any:

@@ -27,6 +27,8 @@ def obstacles(model: nn.Module, capture: Capture) -> Iterator[str]:
             "A program holds tensor operators alone: where values decide, compute all rows and choose with "
             f"torch.where, and {_PADDED}"
         )
+    for answer in capture.taken:
+        yield f"{answer.place}: {answer.reason}, and a program has none; choose with torch.where or torch.cond"
     for node in capture.graph.graph.find_nodes(op="call_function", target=torch.ops.aten._pack_padded_sequence.default):
         yield f"{node.meta['place']}: torch.export has no program for packed sequences; {_PADDED}"
     for spec, place, first in zip(capture.inputs, range(len(capture.firsts)), capture.firsts, strict=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -14,10 +15,14 @@ from fxopt.runtime.moment import Moment, NotNow
 from fxopt.runtime.reasons import described, reason_of
 from fxopt.runtime.signature import Signature, holds_array, unsupported
 from fxopt.runtime.watch import Watch
+from fxopt.shape.conditions import OtherSizes
 from fxopt.torch_internals.autograd import saving_as_usual
 from fxopt.torch_internals.hooks import HOOKS
 from fxopt.torch_internals.seeds import draws_put_back
 from fxopt.tracebacks import let_go
+
+if TYPE_CHECKING:
+    from fxopt.capture import Capture
 
 _PATIENCE = 3  # captures in a row that fail for a passing reason, before one that fails is taken at its word
 _REJECTED = 2  # calls in a row, before the model is asked ahead of a capture, which takes 30 to 330 ms
@@ -32,6 +37,8 @@ class Attempts:
     def __init__(self, original: nn.Module, compile: Compile) -> None:
         self._original, self._compile = original, compile
         self._patience, self._looks, self._fills = _PATIENCE, _LOOKS, _FILLS
+        self._answered = False  # whether a graph went, since many calls answered otherwise than the first
+        self._refuted: list[Capture] = []
         self._rejected = 0  # calls in a row that no capture served and that the model refuses
         self._arrays_refused = False  # by the last miss, so that the next one need not find the reason
         self._unlooked = 0  # misses to come that run eagerly, where there is no room for another capture
@@ -68,8 +75,14 @@ class Attempts:
         """There was no room for a capture."""
         self._unlooked = _UNLOOKED
 
-    def looks_again(self) -> bool:
-        """Whether a model whose leaves returned other sizes than in their trial run is captured once more."""
+    def looks_again(self, entry: Entry, error: OtherSizes) -> bool:
+        """Whether a model whose leaves returned other sizes than in their trial run, or whose calls answer otherwise
+        than the first, is captured once more. Where they answer now so, now so, no answer is taken any more."""
+        if type(error) is OtherSizes:
+            if self._answered and entry.executable is not None:
+                self._refuted = [replace(entry.executable.capture, refuted=True)]
+            self._answered = True
+            return True
         self._looks -= (again := self._looks > 0)
         return again
 
@@ -117,7 +130,7 @@ class Attempts:
         from fxopt.capture.generators import undrawn  # the first capture pays for this import
 
         bare = _without_hooks(self._original)
-        earlier = [entry.executable.capture for entry in known if entry.executable is not None]
+        earlier = self._refuted + [entry.executable.capture for entry in known if entry.executable is not None]
         with undrawn(self._original), draws_put_back(), saving_as_usual():
             executable = self._compile(bare, args, kwargs, earlier)
         return executable, stored_by(executable.capture, bare, self._original)

@@ -18,7 +18,7 @@ from fxopt.findings import Findings
 from fxopt.locks import WAIT, lock
 from fxopt.runtime.attempts import Attempts
 from fxopt.runtime.context import ambient
-from fxopt.runtime.entry import Entry, Tensors
+from fxopt.runtime.entry import REFUSED, Entry, Tensors
 from fxopt.runtime.executable import Compile, run_eagerly
 from fxopt.runtime.moment import NotNow
 from fxopt.runtime.rehearsal import rehearse
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fxopt.runtime.sharded.calls import ShardedCalls
 
 _log = logging.getLogger(__name__)
-_REFUSED = 16  # one bad request is not to make a server slow
 _MANY, _UNASKED = 64, 15  # a look at a call takes 20 us, as much as two layers
 
 
@@ -257,7 +256,7 @@ class Dispatcher:
             failure = error
         else:
             if entry.refused:
-                entry.refused = 0
+                entry.served()
             return entry.result(flat, args, kwargs) if entry.filled else entry.rebuild(flat)
         try:
             return self._recover(entry, failure, eager, args, kwargs)
@@ -267,21 +266,19 @@ class Dispatcher:
     def _recover(self, entry: Entry, error: Exception, eager: Callable, args: tuple, kwargs: dict) -> Any:
         """An error of the call stays an error; where eager has none, the graph is wrong and goes. Sizes that data gave
         and that it is not for are no error: it waits for the next call. So it does after a bad id, which the model may
-        catch, unless many come in a row. Other sizes of a leaf's results tell more than its trial run did, so that the
-        next call is captured once more."""
+        catch, and after an answer that is not the first call's, unless there are many. Those, and other sizes of a
+        leaf's results, tell more than the call that was captured, so that the next one is captured once more."""
         try:
             result = run_eagerly(error, eager, args, kwargs)
         except BaseException:
             del error
             raise
-        of_data = getattr(error, "of_data", False)
-        entry.refused += of_data
-        if type(error) is OtherSizes or (of_data and entry.refused < _REFUSED):
+        if entry.may_wait(error):
             return result
-        if isinstance(error, OtherSizes) and self._attempts.looks_again():
+        if isinstance(error, OtherSizes) and self._attempts.looks_again(entry, error):
             self._replace(entry, None)
             return result
-        often = f" in {_REFUSED} calls in a row (does the model catch it?)" if of_data else ""
+        often = f" in {REFUSED} calls in a row (does the model catch it?)" if getattr(error, "of_data", False) else ""
         reason = f"the optimized graph raised {type(error).__name__} where eager does not{often}: {error}"
         self._warn(reason)
         plain = replace(

@@ -17,12 +17,15 @@ from fxopt.runtime.signature import Sharing, Signature, Sizes, State
 from fxopt.runtime.traced import traced_view
 from fxopt.runtime.undo import TooMuch, Undo
 from fxopt.runtime.watch import Watch
+from fxopt.shape.conditions import OtherSizes
 
 if TYPE_CHECKING:
     from fxopt.capture import Capture
     from fxopt.capture.effects import StoreAttribute
 
 
+REFUSED = 16  # bad ids in a row, which the model catches: one bad request is not to make a server slow
+_SERVED = 4  # calls for each whose data answers otherwise, below which a graph that asks is not worth it
 _SLOTS_A_CALL = 64  # 1 to 4 us
 
 Tensors = tuple[Sequence[Tensor], Sequence[Tensor]]  # state, inputs
@@ -35,7 +38,8 @@ class Entry:
 
     left: the model as the last eager call left it, while it is not known whether calls change it each time.
     unsettled: how many more calls may change it, before all are taken to.
-    refused: calls in a row whose data the graph refuses and the model does not.
+    refused: calls whose data the graph refuses and the model does not: bad ids in a row; or other answers than the
+        first call's, less a quarter of the calls since that were served.
     fills: whether attributes of the arguments that the forward assigns get their values from the graph.
     other_forms: serves calls whose features have another form (keyed/), once there was a call to learn it from.
     """
@@ -50,7 +54,7 @@ class Entry:
     sharing: Sharing | None = None
     left: Watch | None = None
     unsettled: int = 3
-    refused: int = 0
+    refused: float = 0
     fills: bool = True
     other_forms: Entry | None = None
 
@@ -78,6 +82,21 @@ class Entry:
         if self.fills:
             trees.fill((args, kwargs), self.filled, values)
         return result
+
+    def may_wait(self, error: Exception) -> bool:
+        """Whether a graph that raised where eager did not stays, since that is due to the data of one call."""
+        if type(error) is OtherSizes and not self._takes_answers:
+            return True
+        self.refused += 1
+        return (type(error) is OtherSizes or getattr(error, "of_data", False)) and self.refused < REFUSED
+
+    def served(self) -> None:
+        """A call was served after some that were not."""
+        self.refused = max(0, self.refused - 1 / _SERVED) if self._takes_answers else 0
+
+    @property
+    def _takes_answers(self) -> bool:
+        return self.executable is not None and bool(self.executable.capture.taken)
 
     def match(self, args: tuple, kwargs: dict, now: tuple) -> Tensors | None:
         """State and inputs for `run`, or None when this entry does not serve the call."""

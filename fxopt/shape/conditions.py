@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import sympy
@@ -60,6 +60,11 @@ def arguments(terms: dict[sympy.Basic, None], numbers: dict[sympy.Symbol, Node])
     return text, tuple(map(str, numbers)), *numbers.values()
 
 
+def holds(condition: sympy.Basic, symbols: Sequence[sympy.Symbol], numbers: Iterable[Any]) -> bool:
+    """Whether `require` would find it so for these numbers."""
+    return _compiled(as_python(condition), tuple(map(str, symbols)))(*numbers)
+
+
 def follows(node: Node) -> bool:
     """Whether a `require` holds for every input by what is known of its numbers now."""
     known = {symbol: _term(number) for symbol, number in zip(node.meta["symbols"], node.args[2:], strict=True)}
@@ -89,10 +94,10 @@ def _lambda(condition: str, names: tuple[str, ...]) -> Callable[..., Any]:
 def _compiled(condition: str, names: tuple[str, ...]) -> Callable[..., bool]:
     asked = _lambda(condition, names)
 
-    def holds(*values: Any) -> bool:
+    def ask(*values: Any) -> bool:
         try:
             return bool(asked(*values))
         except (ArithmeticError, ValueError):
             return False
 
-    return holds
+    return ask

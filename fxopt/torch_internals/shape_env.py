@@ -66,6 +66,7 @@ class TraceShapeEnv(ShapeEnv):
         symbolic_len, gave_len: whether len(tensor) gives a symbolic size as x.shape[0] does, and whether one was given.
         asks_cuts: whether a slice asks whether there are so many items, or its size is a term.
         on_number: is called with each term of which a number is made.
+        on_question: answers a condition on data that both answers are good for, or gives None.
         raised: errors that answered questions, with the name of the Python module that asked, and may have caught them.
         decided: conditions on numbers that depend on data, as they were taken for granted.
     """
@@ -75,6 +76,7 @@ class TraceShapeEnv(ShapeEnv):
     gave_len = False
     asks_cuts = True
     on_number: Callable[[sympy.Expr], None] | None = None
+    on_question: Callable[[sympy.Basic], bool | None] | None = None
     _proven = False
 
     def __init__(self) -> None:
@@ -109,7 +111,7 @@ class TraceShapeEnv(ShapeEnv):
             return self._evaluated(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode as error:
             frame = _asking()
-            if isinstance(orig_expr, Boolean) and (answer := harmless_answer(frame)) is not None:
+            if isinstance(orig_expr, Boolean) and (answer := _answer(self, orig_expr, frame)) is not None:
                 self.guard_or_defer_runtime_assert(orig_expr if answer else sympy.Not(orig_expr), "")
                 return sympy.true if answer else sympy.false
             if _is_about_emptiness(getattr(self.operator, "overloadpacket", None), orig_expr):
@@ -255,6 +257,14 @@ def _asking() -> Any:
     while frame.f_globals.get("__name__") in _ASK or frame.f_code.co_name == "evaluate_sym_node":
         frame = frame.f_back
     return frame
+
+
+def _answer(environment: TraceShapeEnv, question: Boolean, frame: Any) -> bool | None:
+    """What a condition on data is taken to be: where one answer leads to an error, the other one."""
+    if question.is_Symbol:  # a number, which is asked for itself
+        return None
+    answer, others = harmless_answer(frame), environment.on_question
+    return others(question) if answer is None and others and not environment.operator else answer
 
 
 def _is_about_strides(packet: Any, question: Relational) -> bool:

@@ -185,17 +185,3 @@ def test_distributions() -> None:
             torch.testing.assert_close(results[1], results[0])
     (entry,) = dispatcher_of(fast).entries
     assert entry.executable is not None
-
-
-def test_a_branch_that_raises_nothing_stays_eager() -> None:
-    class Branch(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if (x > 0.5).any():
-                x = x * 2
-            return x + 1
-
-    fast = optimize(Branch(), config=CONFIG)
-    for x in (torch.zeros(3), torch.ones(3)):
-        torch.testing.assert_close(fast(x), Branch()(x))
-    (entry,) = dispatcher_of(fast).entries
-    assert entry.executable is None

@@ -142,6 +142,10 @@ def asked(w: Writer) -> Value | None:
         "{x} if {x}.shape == {y}.shape else {x} * 2",
         "{x} if {x}.numel() > 8 else {x} * 2",
         "{x} * 2 if ({x} > 0).any() else {x}",
+        "{x} * 2 if {x}.mean().item() > 0.1 else {x} - 1",
+        "{x} if {x}.isfinite().all() and {x}.sum() < 3 else torch.nan_to_num({x}) / 3",
+        "{x} / 2 if {x}.numel() and {x}.max() > {y}.mean().item() else {x}",
+        "{x} + {x}[{x} > 1].sum() if ({x} > 1).any() else {x}",
         "{x} if {x}.dim() > 2 else {x} + 0.5",
         "{x} + float({x}.shape[0] == 4)",
     )

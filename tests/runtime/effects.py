@@ -307,7 +307,7 @@ class TargetByData(Target):
     """Decays by a number that depends on data, so that nothing of it is a graph."""
 
     def follow(self) -> None:
-        if self.layer.weight.sum() > -100:
+        if float(self.layer.weight.sum()) > -100:
             self.target.weight.data.mul_(0.9)
 
 
@@ -387,7 +387,7 @@ class Busy(nn.Module):
         self.calls, self.rows, self.average, self.last = 0, [0], Average(), torch.zeros(3)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > -1e6:
+        if float(x.sum()) > -1e6:
             self.calls += 1
         self.rows.append(self.calls)
         self.seen += 1

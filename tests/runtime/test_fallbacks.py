@@ -15,7 +15,8 @@ import fxopt
 from fxopt.config import Config
 from fxopt.runtime import Executable, dispatcher_of, optimized
 from fxopt.runtime.attempts import Attempts
-from fxopt.runtime.dispatch import _MANY, _REFUSED
+from fxopt.runtime.dispatch import _MANY
+from fxopt.runtime.entry import REFUSED
 from tests.runtime.models import Recorder, Tower, assert_same, optimize, tower_inputs
 
 
@@ -46,7 +47,7 @@ def test_a_forward_that_assigns_stays_eager():
 
 class DataDependent(nn.Module):
     def forward(self, x):
-        return x + 1 if x.sum().item() > 0 else x - 1
+        return x + 1 if float(x.sum()) > 0 else x - 1
 
 
 def test_what_cannot_be_captured_stays_eager_and_says_why():
@@ -204,7 +205,7 @@ def test_a_leaf_whose_sizes_its_trial_run_did_not_tell_is_captured_again():
 def test_leaves_whose_sizes_nothing_tells_stay_eager_in_the_end():
     class Filtered(nn.Module):
         def forward(self, values, offsets):
-            return values[values > 0] if values.sum().item() > 0 else values
+            return values[values > 0] if float(values.sum()) > 0 else values
 
     model = Pooled()
     model.pooling = Filtered()
@@ -267,12 +268,12 @@ def test_the_graph_stays_where_the_model_catches_a_bad_id():
     model = Tolerant()
     fast = fxopt.optimize(model, config=Config(tune="off"))
     good, bad = torch.randint(0, 20, (5, 20)), torch.full((5, 20), 99)
-    for inputs in (good, *(bad, bad, good) * _REFUSED):
+    for inputs in (good, *(bad, bad, good) * REFUSED):
         assert_same(fast(inputs), model(inputs))
     assert dispatcher_of(fast).entries[0].executable is not None
-    for _ in range(_REFUSED):
+    for _ in range(REFUSED):
         assert_same(fast(bad), model(bad))
-    assert f"in {_REFUSED} calls in a row" in dispatcher_of(fast).findings[0].eager_reason
+    assert f"in {REFUSED} calls in a row" in dispatcher_of(fast).findings[0].eager_reason
 
 
 @pytest.mark.parametrize("offsets", [[0, 4, 3, 5], [0, 2, 30, 5]])

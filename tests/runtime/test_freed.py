@@ -25,14 +25,14 @@ class Ranker(nn.Module):
     def forward(self, ids):
         x = torch.cat([table(ids[:, k : k + 2]) for k, table in enumerate(self.tables)], 1)
         if self.stop == "branch":
-            x = x * 2 if x.sum() > 0 else x
+            x = x * 2 if float(x.sum()) > 0 else x
         if self.stop == "array":
             x = x + float(x.detach().numpy()[0, 0])
         if self.stop == "print":
             print(end="")
         if self.stop == "caught":
             try:
-                x = x * 2 if x.sum() > 0 else x
+                x = x * 2 if float(x.sum()) > 0 else x
             except RuntimeError as error:
                 self.error = error
         return self.linear(self.inner(x))
@@ -40,7 +40,7 @@ class Ranker(nn.Module):
 
 class Branching(nn.Linear):
     def forward(self, x):
-        return super().forward(x) * 2 if x.sum() > 0 else x
+        return super().forward(x) * 2 if float(x.sum()) > 0 else x
 
 
 class Pieces(nn.Module):
@@ -51,7 +51,7 @@ class Pieces(nn.Module):
         self.part, self.last = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12)), Branching(12, 12)
 
     def forward(self, x):
-        return self.last(self.part(x)) if x.sum() > 0 else x
+        return self.last(self.part(x)) if float(x.sum()) > 0 else x
 
 
 class Storing(nn.Linear):

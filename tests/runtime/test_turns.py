@@ -35,7 +35,7 @@ class Leaf(nn.Module):
         self.calls += 1
         self.seen.append(len(x))
         self.total += 1
-        return self.layer(x) if x.sum() > 0 else torch.dropout(x, 0.5, True)
+        return self.layer(x) if float(x.sum()) > 0 else torch.dropout(x, 0.5, True)
 
 
 class Model(nn.Module):
@@ -170,7 +170,7 @@ def test_a_checkpoint_runs_both_forwards_on_one_side(monkeypatch: pytest.MonkeyP
 def test_calls_that_have_long_been_eagers_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     class Branches(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x * 2 if x.sum() > 0 or self.training else -x
+            return x * 2 if float(x.sum()) > 0 or self.training else -x
 
     model = fxopt.optimize(Branches().eval())
     looks, x = list[int](), torch.ones(3)

@@ -1,0 +1,103 @@
+"""A question about data in Python, such as `if mask.any():`, to which both answers are good: the first call's is taken.
+
+It is computed from the example, by what the trace has recorded so far. The graph asks again at each call, before
+anything depends on it, and a call with another answer is eager's (shape/conditions.py). So no answer needs to be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from fxopt.capture.decided import sources_of
+from fxopt.capture.proofs import Proofs
+from fxopt.findings import Miss
+from fxopt.shape.aliases import is_pure
+from fxopt.shape.conditions import holds
+from fxopt.torch_internals.modes import no_dispatch_modes, no_function_modes
+
+_MOST = 16  # in a trace: a loop over data is no question
+
+
+class Answers:
+    """The answers of one trace.
+
+    Args:
+        reals: the tensors of the first placeholders, in order.
+        takes: whether any may be taken.
+
+    Attributes:
+        taken: what a report says of each.
+    """
+
+    def __init__(self, tracer: Any, proofs: Proofs, reals: Sequence[Tensor], takes: bool) -> None:
+        self._tracer, self._proofs = tracer, proofs
+        self._reals = reals if takes else ()
+        self._values: dict[Node, Any] = {}
+        self.taken: list[Miss] = []
+
+    def of(self, tensor: Tensor) -> bool | None:
+        """Whether it is true in the first call; None where that cannot be told."""
+        node = self._proofs.node_of(tensor)
+        return None if node is None else self._told(lambda: bool(self._value(node)))
+
+    def of_condition(self, condition: sympy.Basic) -> bool | None:
+        """The same of a condition on sizes and numbers of tensors."""
+        return self._told(lambda: self._holds(condition))
+
+    def _told(self, question: Any) -> bool | None:
+        if not self._reals or len(self.taken) == _MOST:
+            return None
+        with (
+            suppress(Exception),
+            no_function_modes(),
+            no_dispatch_modes(),
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):
+            answer = question()
+            place = self._tracer.here()
+            told = "yes" if answer else "no"
+            reason = f"asks about data, and the graph is for the answer {told}; calls with the other one are eager"
+            self.taken.append(Miss("answers", reason, place))
+            return answer
+        return None
+
+    def _holds(self, condition: sympy.Basic) -> bool:
+        known = sources_of(self._tracer.graph)
+        symbols = sorted(condition.free_symbols, key=str)
+        numbers = (self._number(*known[symbol]) for symbol in symbols)
+        return holds(condition, symbols, numbers)
+
+    def _number(self, node: Node, dim: int | None) -> Any:
+        value = self._value(node)
+        return value if dim is None else value.shape[dim]
+
+    def _value(self, node: Node) -> Any:
+        """What a node is in the first call."""
+        wanted, found = {node}, [node]
+        while found:
+            new = set(found.pop().all_input_nodes) - wanted - self._values.keys()
+            wanted |= new
+            found += new
+        inputs = iter(self._reals)
+        for each in self._tracer.graph.nodes:
+            real = next(inputs, None) if each.op == "placeholder" else None
+            if each in wanted:
+                self._values[each] = self._run(each) if real is None else real
+        return self._values[node]
+
+    def _run(self, node: Node) -> Any:
+        if self._proofs.is_edited(node) or not is_pure(node):
+            raise LookupError(f"{node} is more than a value")
+        if node.op == "get_attr":
+            return getattr(self._tracer.root, str(node.target))
+        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
+        return node.target(*args, **kwargs)  # type: ignore[operator]

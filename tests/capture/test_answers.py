@@ -1,0 +1,219 @@
+"""Questions about data whose answers both compute something: the first call's is taken; the other one is eager's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxopt import Config, export, optimize, report
+from fxopt.export import ExportError
+from fxopt.runtime import dispatcher_of
+from fxopt.runtime.entry import REFUSED
+
+CONFIG = Config(tune="off")
+
+
+class Model(nn.Module):
+    """Asks in the middle, behind what a call changes: a count, running means, random numbers."""
+
+    def __init__(self, ask: Callable[[Model, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.table, self.norm, self.drop = nn.Embedding(50, 8), nn.BatchNorm1d(8), nn.Dropout(0.3)
+        self.gru, self.out = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 2)
+        self.register_buffer("calls", torch.zeros(()))
+        self.ask = ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        rows = self.table(x)
+        y = self.ask(self, x, rows)
+        return self.out(self.drop(self.norm(y.tanh())))
+
+
+def branch(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+    return rows.sum(1) if (x > 40).any() else rows.mean(1)
+
+
+def some_rows(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+    """As DIEN's evolution layer in torch-rechub: the sequences that are not empty."""
+    mask, hidden = (x > 40).any(1), torch.zeros_like(rows)
+    if mask.any():
+        hidden[mask] = model.gru(rows[mask])[0]
+    return hidden.sum(1)
+
+
+def repaired(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+    y = rows.sum(1) / (x > 40).sum(1, keepdim=True)
+    if torch.isinf(y).any() or torch.isnan(y).any():
+        y = torch.nan_to_num(y, posinf=1.0, neginf=-1.0)
+    return y
+
+
+def of_numbers(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+    most, share = x.max().item(), (x > 40).float().mean().item()
+    return rows.sum(1) * (2 if most > 40 and share >= 0.0 else 3)
+
+
+def of_rows_left(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+    left = (x[:, 0] > 40).nonzero().squeeze(1)
+    return rows.sum(1).index_add(0, left, rows[left, 0]) if len(left) else rows.sum(1)
+
+
+def loop(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+    y = (x > 40).float().sum(1, keepdim=True) + rows.sum(1) * 0.01
+    while (y > 0.9).any():
+        y = y / 2
+    return y
+
+
+def longest(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+    """Without a question: the end of a slice is a tensor."""
+    count = (x > 40).sum(1)
+    n = count.max() + 1
+    return (rows[:, :n] * (torch.arange(n)[None] <= count[:, None]).unsqueeze(-1)).sum(1)
+
+
+ASKS = [branch, some_rows, repaired, of_numbers, of_rows_left, loop]
+
+
+def ids(batch: int, yes: bool) -> Tensor:
+    x = torch.randint(0, 40, (batch, 4))
+    if yes and batch:
+        x[torch.randint(batch, (1,)), 0] = 45
+    return x
+
+
+def entry_of(fast: nn.Module) -> Any:
+    (entry,) = dispatcher_of(fast).entries
+    return entry
+
+
+def assert_alike(model: nn.Module, fast: nn.Module, x: Tensor) -> None:
+    """Results, gradients, buffers, and how many random numbers were drawn."""
+    seen = []
+    for each in (model, fast):
+        torch.manual_seed(7)
+        for parameter in each.parameters():
+            parameter.grad = None
+        y = each(x)
+        if y.requires_grad:
+            y.square().sum().backward()
+        gradients = {name: parameter.grad for name, parameter in each.named_parameters()}
+        seen.append([y.detach(), gradients, dict(each.named_buffers()), torch.rand(1)])
+    torch.testing.assert_close(seen[1], seen[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("ask", ASKS)
+@pytest.mark.parametrize("training", [False, True])
+def test_either_answer_is_eagers(ask: Callable, training: bool) -> None:
+    model = Model(ask).train(training)
+    fast = optimize(copy.deepcopy(model), config=CONFIG)
+    with torch.set_grad_enabled(training):
+        for batch, yes in ((5, True), (3, True), (4, False), (7, True), (2, False), (1 + training, True)):
+            assert_alike(model, fast, ids(batch, yes))
+    assert entry_of(fast).executable and entry_of(fast).executable.capture.taken
+
+
+def test_a_slice_may_end_at_a_tensor() -> None:
+    model = Model(longest).eval()
+    fast = optimize(copy.deepcopy(model), config=CONFIG)
+    for batch in (5, 3, 8, 1):
+        assert_alike(model, fast, torch.randint(30, 50, (batch, 4)))
+    entry = entry_of(fast)
+    assert entry.executable and not entry.executable.capture.taken and not entry.refused
+
+
+def test_a_report_says_where_and_which() -> None:
+    fast = optimize(Model(branch).eval(), (ids(5, True),), CONFIG)
+    text = " ".join(str(report(fast)).split())
+    assert "test_answers.py" in text and "is for the answer yes; calls with the other one are eager" in text
+
+
+def test_a_first_call_that_is_no_example_is_forgotten() -> None:
+    """One with zeros, say, to warm up."""
+    model = Model(branch).eval()
+    fast = optimize(copy.deepcopy(model), config=CONFIG)
+    for number in range(REFUSED + 3):
+        assert_alike(model, fast, ids(4, yes=number > 0))
+    entry = entry_of(fast)
+    assert entry.executable.capture.taken and not entry.refused
+
+
+class Whole(nn.Module):
+    """The question lies in a submodule, which may be one opaque call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = Model(branch), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.inner(x).sigmoid())
+
+
+def test_where_answers_change_time_and_again_none_is_taken() -> None:
+    model = Whole().eval()
+    fast = optimize(copy.deepcopy(model), config=CONFIG)
+    for number in range(8 * REFUSED):
+        assert_alike(model, fast, ids(4, yes=number % 2 == 0))
+    capture = entry_of(fast).executable.capture
+    assert not capture.taken and [leaf.path for leaf in capture.leaves] == ["inner"]
+
+
+def test_one_other_answer_in_ten_changes_nothing() -> None:
+    model = Model(branch).eval()
+    fast = optimize(copy.deepcopy(model), config=CONFIG)
+    assert_alike(model, fast, ids(4, True))
+    entry = entry_of(fast)
+    for number in range(12 * REFUSED):
+        assert_alike(model, fast, ids(4, yes=number % 10 > 0))
+    assert entry_of(fast) is entry
+
+
+def test_a_loop_over_data_is_no_question() -> None:
+    def steps(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+        y = rows.sum(1)
+        while (y.abs() > 1e-9).any():
+            y = y / 2
+        return y
+
+    model = Model(steps).eval()
+    fast = optimize(copy.deepcopy(model), config=CONFIG)
+    assert_alike(model, fast, ids(4, True))
+    assert entry_of(fast).executable is None
+
+
+def test_what_is_drawn_or_edited_answers_nothing() -> None:
+    """To compute it would take effect twice."""
+
+    def drawn(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+        return rows.sum(1) if (torch.rand(3) > 0.5).any() else rows.mean(1)
+
+    def edited(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+        return rows.sum(1) if model.calls > 1 else rows.mean(1)
+
+    for ask in (drawn, edited):
+        model = Model(ask).eval()
+        fast = optimize(copy.deepcopy(model), config=CONFIG)
+        for _ in range(4):
+            assert_alike(model, fast, ids(4, True))
+        assert all(entry.executable is None for entry in dispatcher_of(fast).entries)
+
+
+def test_a_program_takes_no_answer() -> None:
+    with pytest.raises(ExportError, match="asks about data"):
+        export(Model(branch).eval(), (ids(5, True),), config=CONFIG)
+
+
+def test_under_torch_compile() -> None:
+    model = Model(branch).eval()
+    fast = optimize(copy.deepcopy(model), (ids(4, True),), CONFIG)
+    compiled = torch.compile(fast, backend="eager")
+    with torch.no_grad():
+        for yes in (True, False, True, True):
+            x = ids(4, yes)
+            torch.testing.assert_close(compiled(x), model(x))
