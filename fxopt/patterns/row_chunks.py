@@ -44,7 +44,7 @@ def find_row_chunks(search: Search) -> Iterator[Match | Reject]:
         yield Reject("it is on another device, where memory is not asked of the system", output)
         return
     if any(has_effects(node) or is_random(node) for node in graph.nodes if node.op == "call_function"):
-        yield Reject("it edits memory or draws random numbers: rows cannot be computed apart", output)
+        yield Reject("it edits memory, draws random numbers or asks about data: rows cannot be computed apart", output)
         return
     aliases = analysed(graph, Aliases)
     if editing := next((leaf for leaf in graph.find_nodes(op="call_module") if _may_be_seen(leaf, aliases)), None):

@@ -168,7 +168,7 @@ class Dispatcher:
                         return eager(*args, **kwargs)
                     if len(self.entries) < self.config.max_captures:
                         return self._first_call(eager, args, kwargs, now)
-                    refusal = f"one signature more than Config.max_captures = {self.config.max_captures}"
+                    refusal = f"one signature more than Config.max_captures = {self.config.max_captures}{self._fixed()}"
                     self._attempts.are_full()
             finally:
                 self._lock.release()
@@ -177,6 +177,12 @@ class Dispatcher:
         self._refuse(refusal)
         self._rest()
         return eager(*args, **kwargs)
+
+    def _fixed(self) -> str:
+        """The line that fixes a size, so that each has a capture of its own."""
+        executables = [entry.executable for entry in self.entries if entry.executable is not None]
+        fixed = next((miss for each in executables for miss in each.capture.fixed), None)
+        return f": {fixed.place} {fixed.reason}" if fixed is not None else ""
 
     def _refuse(self, reason: str) -> None:
         self.refused.setdefault(reason, Findings(eager_reason=reason))

@@ -51,3 +51,12 @@ def test_the_report_tells_it() -> None:
             for users in (3, 4):
                 torch.testing.assert_close(fast(items := ids(users)), model(items))
             assert ("each size of it has a graph of its own" in " ".join(str(fxopt.report(fast)).split())) is told
+
+
+def test_so_does_the_warning_when_there_are_too_many() -> None:
+    with torch.no_grad():
+        fast = fxopt.optimize(Positions("range"), config=fxopt.Config(max_captures=2))
+        for users in (3, 4, 5):
+            fast(ids(users))
+    reason = fxopt.report(fast).signatures[-1].eager_reason
+    assert "Config.max_captures = 2: test_fixed.py:" in reason and "makes a number of args[0].shape[0]" in reason
