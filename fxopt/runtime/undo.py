@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx, is_grad_enabled, nn
 
 from fxopt.names import is_users, names_in, names_stored
 from fxopt.reach.code import MAKING, Code
@@ -19,7 +19,7 @@ from fxopt.runtime.executable import Executable, has_own_backward
 from fxopt.runtime.held import CONSTANTS, MOST, Attributes, Kept, bytes_of
 from fxopt.runtime.refusals import Refusals
 from fxopt.shape.aliases import Aliases, is_random, written_arguments
-from fxopt.torch_internals.autograd import StopRecomputation
+from fxopt.torch_internals.autograd import StopRecomputation, set_grad_enabled
 
 if TYPE_CHECKING:
     from fxopt.capture import LeafCall
@@ -76,6 +76,7 @@ class Undo:
             for module, names in may_change(call.module).items():
                 self._touched.setdefault(module, set()).update(names)
         self._random = bool(calls) or any(map(is_random, before))
+        self._switches = _switches_gradients(code)
         self._attributes = Attributes(self._touched)
         self._model = model
         kept = [placeholders[number].meta["val"] for number in self._numbers]
@@ -86,7 +87,7 @@ class Undo:
 
     @property
     def needed(self) -> bool:
-        return bool(self._numbers or self._slots or self._touched or self._random)
+        return bool(self._numbers or self._slots or self._touched or self._random or self._switches)
 
     def around(self, run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
         """`run`, of which nothing is left where it raises."""
@@ -95,6 +96,7 @@ class Undo:
             kept = Kept([*(tensors[number] for number in self._numbers), *(s.read(self._model) for s in self._slots)])
             attributes = self._attributes.now()
             random = random_states() if self._random else []
+            recorded = is_grad_enabled()
             try:
                 return run(*tensors)
             except StopRecomputation:
@@ -105,8 +107,17 @@ class Undo:
                 for put_back, state in random:
                     put_back(state)
                 raise
+            finally:
+                if self._switches:
+                    set_grad_enabled(recorded)
 
         return undoing
+
+
+def _switches_gradients(module: fx.GraphModule) -> bool:
+    """Whether it turns gradients off or on for a while, which an error in between would leave so."""
+    graphs = (each.graph for each in module.modules() if isinstance(each, fx.GraphModule))
+    return any(graph.find_nodes(op="call_function", target=set_grad_enabled) for graph in graphs)
 
 
 def _leaf(node: fx.Node, module: fx.GraphModule) -> LeafCall | None:

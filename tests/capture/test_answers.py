@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fxopt import Config, export, optimize, report
 from fxopt.export import ExportError
@@ -217,3 +218,41 @@ def test_under_torch_compile() -> None:
         for yes in (True, False, True, True):
             x = ids(4, yes)
             torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_gradients_are_on_again_behind_a_question_without_them() -> None:
+    def quiet(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = rows.mean()
+            if (x > 40).any():
+                scale = scale * 2
+        return rows.sum(1) * scale
+
+    model = Model(quiet)
+    fast = optimize(copy.deepcopy(model), config=CONFIG)
+    for yes in (True, False, True, False):
+        assert_alike(model, fast, ids(4, yes))
+        assert torch.is_grad_enabled()
+    assert entry_of(fast).executable and entry_of(fast).refused
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_gradients_are_on_again_behind_an_error_without_them(checkpointed: bool) -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.Embedding(50, 8), nn.Linear(8, 2)
+
+        def rows(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                rows = self.table(x)
+            return self.out(rows)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.rows, x, use_reentrant=False) if checkpointed else self.rows(x)
+
+    fast = optimize(Frozen(), (ids(4, True),), CONFIG)
+    assert entry_of(fast).executable
+    with pytest.raises(IndexError):
+        fast(ids(4, True) + 50)
+    assert torch.is_grad_enabled() and fast(ids(4, True)).requires_grad
