@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from fxopt.capture.decided import sources_of
 from fxopt.capture.proofs import Proofs
 from fxopt.findings import Miss
-from fxopt.shape.aliases import is_pure
+from fxopt.shape.aliases import edits_only, is_pure
 from fxopt.shape.conditions import holds
 from fxopt.torch_internals.modes import no_dispatch_modes, no_function_modes
 
@@ -82,11 +82,7 @@ class Answers:
 
     def _value(self, node: Node) -> Any:
         """What a node is in the first call."""
-        wanted, found = {node}, [node]
-        while found:
-            new = set(found.pop().all_input_nodes) - wanted - self._values.keys()
-            wanted |= new
-            found += new
+        wanted = self._wanted(node)
         inputs = iter(self._reals)
         for each in self._tracer.graph.nodes:
             real = next(inputs, None) if each.op == "placeholder" else None
@@ -94,9 +90,23 @@ class Answers:
                 self._values[each] = self._run(each) if real is None else real
         return self._values[node]
 
+    def _wanted(self, node: Node) -> set[Node]:
+        """What is to be computed for it: what it is made of, and all edits of that so far."""
+        wanted, found = {node}, [node]
+        while found:
+            each = found.pop()
+            behind = set(self._proofs.edits_of(each))
+            if each not in self._values:
+                behind.update(each.all_input_nodes)
+            found += behind - wanted
+            wanted |= behind
+        return wanted - self._values.keys()
+
     def _run(self, node: Node) -> Any:
-        if self._proofs.is_edited(node) or not is_pure(node):
+        if not (is_pure(node) or edits_only(node)) or not self._proofs.is_made_here(node):
             raise LookupError(f"{node} is more than a value")
+        if any(edit in self._values for each in node.all_input_nodes for edit in self._proofs.edits_of(each, node)):
+            raise LookupError(f"{node} came before an edit that an earlier question has repeated")
         if node.op == "get_attr":
             return getattr(self._tracer.root, str(node.target))
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)

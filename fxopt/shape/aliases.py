@@ -101,6 +101,11 @@ def is_pure(node: Node) -> bool:
     return not (has_effects(node) or is_random(node))
 
 
+def edits_only(node: Node) -> bool:
+    """Whether an operator does nothing besides its value but write to its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and bool(_written(node.target)) and not is_random(node)
+
+
 class Aliases:
     """Groups of nodes that may share memory: by operator schemas, and by what the values themselves share.
 
@@ -152,6 +157,13 @@ class Aliases:
     def edited(self, node: Node) -> bool:
         """Whether this value, or one that shares its memory, is edited in place anywhere in the graph."""
         return self._root(node) in self._edits
+
+    def edits(self, node: Node, after: Node | None = None) -> list[Node]:
+        """What edits this value, or one that shares its memory, in place; where told, only later than there."""
+        start = -1 if after is None else self._places[after]
+        places = [place for place in self._edits.get(self._root(node), ()) if place > start]
+        nodes = list(self._places) if places else []
+        return [nodes[place] for place in places]
 
     def edited_after(self, node: Node, place: Node) -> bool:
         """Whether the memory of `node` is edited later than at `place`: from there on, is its value what it was?"""

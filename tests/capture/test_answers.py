@@ -72,6 +72,16 @@ def loop(model: Model, x: Tensor, rows: Tensor) -> Tensor:
     return y
 
 
+def of_filled_rows(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+    """Behind an edit of what the forward has made, as the auxiliary loss of DIEN in torch-rechub."""
+    mask, filled = (x > 40).any(1), torch.zeros_like(rows)
+    filled[mask] = model.gru(rows[mask])[0]
+    before, after = filled[:, :-1][x[:, 1:] < 20], filled.sum(1)
+    if (filled[:, 0] != 0).any():
+        filled += 1.0
+    return after + before.mean() if before.size(0) > 0 and (filled > 0.9).any() else after
+
+
 def longest(model: Model, x: Tensor, rows: Tensor) -> Tensor:
     """Without a question: the end of a slice is a tensor."""
     count = (x > 40).sum(1)
@@ -79,7 +89,7 @@ def longest(model: Model, x: Tensor, rows: Tensor) -> Tensor:
     return (rows[:, :n] * (torch.arange(n)[None] <= count[:, None]).unsqueeze(-1)).sum(1)
 
 
-ASKS = [branch, some_rows, repaired, of_numbers, of_rows_left, loop]
+ASKS = [branch, some_rows, repaired, of_numbers, of_rows_left, of_filled_rows, loop]
 
 
 def ids(batch: int, yes: bool) -> Tensor:
@@ -197,7 +207,14 @@ def test_what_is_drawn_or_edited_answers_nothing() -> None:
     def edited(model: Model, x: Tensor, rows: Tensor) -> Tensor:
         return rows.sum(1) if model.calls > 1 else rows.mean(1)
 
-    for ask in (drawn, edited):
+    def before_an_edit(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+        filled = torch.zeros_like(rows)
+        early = filled + 1.0
+        filled[(x > 40).any(1)] = 5.0
+        y = rows.sum(1) if (filled > 4.0).any() else rows.mean(1)
+        return y * 2.0 if (early > 4.0).any() else y
+
+    for ask in (drawn, edited, before_an_edit):
         model = Model(ask).eval()
         fast = optimize(copy.deepcopy(model), config=CONFIG)
         for _ in range(4):
