@@ -1,7 +1,8 @@
 """A question about data in Python, such as `if mask.any():`, to which both answers are good: the first call's is taken.
 
 It is computed from the example, by what the trace has recorded so far. The graph asks again at each call, before
-anything depends on it, and a call with another answer is eager's (shape/conditions.py). So no answer needs to be right.
+anything depends on it, and a call with another answer is eager's (shape/conditions.py). So no answer needs to be right:
+behind random numbers it is that of others, which are drawn, and put back, as in a trial (runtime/attempts.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.fx.node import map_arg
 from fxopt.capture.decided import sources_of
 from fxopt.capture.proofs import Proofs
 from fxopt.findings import Miss
-from fxopt.shape.aliases import edits_only, is_pure
+from fxopt.shape.aliases import edits_only, is_pure, is_random
 from fxopt.shape.conditions import holds
 from fxopt.torch_internals.modes import no_dispatch_modes, no_function_modes
 
@@ -103,7 +104,7 @@ class Answers:
         return wanted - self._values.keys()
 
     def _run(self, node: Node) -> Any:
-        if not (is_pure(node) or edits_only(node)) or not self._proofs.is_made_here(node):
+        if not (is_pure(node) or is_random(node) or edits_only(node)) or not self._proofs.is_made_here(node):
             raise LookupError(f"{node} is more than a value")
         if any(edit in self._values for each in node.all_input_nodes for edit in self._proofs.edits_of(each, node)):
             raise LookupError(f"{node} came before an edit that an earlier question has repeated")
