@@ -32,7 +32,7 @@ class Model(nn.Module):
 
 class Eager(Model):
     def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids) if ids.sum().item() > -1 else super().forward(ids + 1)
+        return super().forward(ids) if int(ids.sum()) > -1 else super().forward(ids + 1)
 
 
 def ids(batch: int = 4) -> tuple[Tensor]:

@@ -51,7 +51,7 @@ from fxopt.torch_internals.modes import (
 from fxopt.torch_internals.shape_env import TraceShapeEnv
 from fxopt.torch_internals.slices import slices_have_terms
 from fxopt.torch_internals.storage import is_borrowed, set_version, storage_number
-from fxopt.torch_internals.symbols import statically_known_true
+from fxopt.torch_internals.symbols import depends_on_data, is_settled, statically_known_true
 from fxopt.torch_internals.tracing import (
     SYMBOLIC,
     ProxyTorchDispatchMode,
@@ -62,6 +62,7 @@ from fxopt.torch_internals.tracing import (
     number_proxy,
     proxy_of,
     record,
+    record_number,
     reset_cached_ops,
     stands_for,
     sym_numel,
@@ -216,6 +217,25 @@ class _ProxyMode(ProxyTorchDispatchMode):
             if func in ITEMS and isinstance(out, torch.SymInt):
                 self._proofs.bound(out, args[0])
             return self._divided(out, *args) if func is torch.ops.aten.arange.start_step else out
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Arithmetic of floats that depend on data is no algebra: x - x is no 0 where x is infinite, x == x is not true
+        where it is no number, and sums are rounded. Its results are numbers of their own, computed at each call."""
+        out = super().__sym_dispatch__(func, types, args, kwargs)
+        symbolic = [value for value in args if isinstance(value, SYMBOLIC)]
+        if not any(map(depends_on_data, symbolic)) or func is torch.sym_float:
+            return out
+        if isinstance(out, float | torch.SymFloat):
+            kind: type = torch.SymFloat
+        elif any(isinstance(value, torch.SymFloat) for value in symbolic) and is_settled(out, symbolic):
+            kind = torch.SymBool
+        else:
+            return out
+        with disable_proxy_modes_tracing():
+            own = self._shape_env.unknown(kind)
+        taken = tuple(number_proxy(value, self.tracer) if isinstance(value, SYMBOLIC) else value for value in args)
+        record_number(own, self.tracer.create_proxy("call_function", func, taken, {}), self.tracer)
+        return own
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """x.contiguous() is x itself only where x is contiguous; were they one, x would be read from the copy."""

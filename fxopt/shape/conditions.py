@@ -66,7 +66,9 @@ def holds(condition: sympy.Basic, symbols: Sequence[sympy.Symbol], numbers: Iter
 
 
 def follows(node: Node) -> bool:
-    """Whether a `require` holds for every input by what is known of its numbers now."""
+    """Whether a `require` holds for every input by what is known of its numbers now: floats may be no numbers."""
+    if not all(symbol.is_integer for symbol in node.meta["symbols"]):
+        return False
     known = {symbol: _term(number) for symbol, number in zip(node.meta["symbols"], node.args[2:], strict=True)}
     return all(term.xreplace(known) == sympy.true for term in node.meta["terms"])
 

@@ -93,6 +93,12 @@ class TraceShapeEnv(ShapeEnv):
             self.var_to_range[symbol] = ValueRanges(0, int_oo)
         return self.create_symintnode(symbol, hint=hint, source=source)  # type: ignore[return-value]
 
+    def unknown(self, kind: type) -> torch.SymFloat | torch.SymBool:
+        """A number of this kind, of which nothing is known."""
+        make = self.create_unbacked_symfloat if kind is torch.SymFloat else self.create_unbacked_symbool
+        with self.ignore_fresh_unbacked_symbols():
+            return make()
+
     def _get_user_frame(self) -> None:
         """Nobody reads which line of the user's asked first, and to know the files that are torch's own takes 0.3 s."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -70,6 +70,19 @@ def _factors(term: sympy.Expr) -> tuple[sympy.Integer, list[sympy.Expr]]:
         base, power = rest.as_base_exp()
         terms += [base] * int(power) if power.is_Integer and power > 0 else [rest]
     return number, [each for each in terms if each != 1]
+
+
+def depends_on_data(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
+    """Whether it is computed from the numbers of a tensor, not from sizes alone."""
+    return bool(free_unbacked_symbols(number.node.expr))
+
+
+def is_settled(answer: Any, numbers: Sequence[Any]) -> bool:
+    """Whether algebra alone tells a comparison of these numbers, or may when it is asked."""
+    if isinstance(answer, bool) or (isinstance(answer, torch.SymBool) and answer.node.expr.is_Atom):
+        return True
+    one, *others = (number.node.expr.free_symbols for number in numbers)
+    return isinstance(answer, torch.SymBool) and not one.isdisjoint(*others) if others else False
 
 
 def static(size: int | torch.SymInt) -> int | None:

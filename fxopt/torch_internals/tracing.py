@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_slot,
     make_fx,
     set_proxy_slot,
+    thunkify,
     track_tensor_tree,
 )
 from torch.fx.experimental.proxy_tensor import py_sym_types as SYMBOLIC
@@ -41,6 +42,12 @@ def number_proxy(number: Any, tracer: Any) -> Proxy:
 def record(values: Any, proxy: Proxy, tracer: Any) -> None:
     """From now on `values`, a fake tensor or a tree of them, come from this proxy, whose meta["val"] they become."""
     track_tensor_tree(values, proxy, constant=None, tracer=tracer)
+
+
+def record_number(number: Any, proxy: Proxy, tracer: Any) -> None:
+    """The same of a symbolic number."""
+    proxy.node.meta["val"] = number
+    set_proxy_slot(number, tracer, thunkify(tracer, lambda: proxy))
 
 
 def record_call(operator: Any, args: tuple, kwargs: dict[str, Any], results: Any, tracer: Any) -> None:

@@ -275,3 +275,29 @@ def test_gradients_are_on_again_behind_an_error_without_them(checkpointed: bool)
     with pytest.raises(IndexError):
         fast(ids(4, True) + 50)
     assert torch.is_grad_enabled() and fast(ids(4, True)).requires_grad
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: (mean := x.mean().item()) != mean,
+        lambda x: x.mean().item() != x.mean().item(),
+        lambda x: not (mean := x.mean().item()) <= mean,
+        lambda x: (mean := x.mean().item()) - mean != 0,
+        lambda x: not abs(x.mean().item()) >= 0,
+        lambda x: (count := (x > 0).sum().item()) * 0.3 - count * 0.2 < 1.0,
+    ],
+)
+def test_floats_are_no_algebra(ask: Callable[[Tensor], bool]) -> None:
+    """x - x is no 0 where x is infinite, x == x is not true where it is no number, and sums are rounded."""
+
+    class Guarded(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.zeros_like(x) if ask(x) else super().forward(x)
+
+    model = Guarded(4, 4).eval()
+    fast = optimize(model, config=CONFIG)
+    ten = (torch.arange(12) < 10).float().view(3, 4)
+    for x in (torch.ones(3, 4), torch.full((3, 4), torch.nan), torch.full((3, 4), torch.inf), ten):
+        torch.testing.assert_close(fast(x), model(x), equal_nan=True)
+    assert entry_of(fast).executable.capture.taken
