@@ -119,7 +119,7 @@ def _formatted(number: type, here: int) -> Callable[[Any, str], str]:
 
 def _decided(compare: Callable[[Any, Any], Any], here: int) -> Callable[[Any, Any], Any]:
     def decided(self: Any, other: Any) -> Any:
-        answer = compare(self, other)
+        answer = compare(self, int(other) if type(other) is bool else other)  # of algebra's truth no number is equal
         if type(answer) is not torch.SymBool or threading.get_ident() != here or not asked_by_user():
             return answer
         return answer if free_unbacked_symbols(answer) else bool(answer)  # data decide: perhaps nobody asks

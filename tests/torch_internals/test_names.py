@@ -69,7 +69,7 @@ def overrides(room: str) -> Iterator[tuple[type, type, str]]:
 # Ours, and called by us.
 NEW = {
     "size", "learn", "_elementwise", "_row_by_row", "_is_input_size", "_make_one", "_evaluated", "_has_elements",
-    "_are_one_unless_empty", "_are_present", "_have_equal_factors", "_has_room",
+    "_are_one_unless_empty", "_are_present", "_have_equal_factors", "_has_room", "unknown",
 }  # fmt: skip
 
 
