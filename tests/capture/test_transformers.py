@@ -110,7 +110,8 @@ def test_layers_of_others_are_told_the_truth() -> None:
     model = Encoded("bool", padded=False)
     model.encoder = nn.TransformerEncoder(ByHint(8, 2, 12, batch_first=True), 2)
     found = capture(model, (ids(9),))
-    assert found.leaves and found.leaves[0].path == "encoder"
+    (asked,) = found.taken  # the mask, by its numbers
+    assert asked.place.module == "encoder" and "for the answer yes" in asked.reason
     torch.testing.assert_close(run(found, model, given := ids(7)), model(given))
 
 
