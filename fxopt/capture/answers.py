@@ -7,7 +7,7 @@ behind random numbers it is that of others, which are drawn, and put back, as in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -53,11 +53,11 @@ class Answers:
         """The same of a condition on sizes and numbers of tensors."""
         return self._told(lambda: self._holds(condition))
 
-    def _told(self, question: Any) -> bool | None:
+    def _told(self, question: Callable[[], bool]) -> bool | None:
         if not self._reals or len(self.taken) == _MOST:
             return None
         with (
-            suppress(Exception),
+            suppress(Exception),  # what cannot be computed, or raises for this data, has no answer
             no_function_modes(),
             no_dispatch_modes(),
             torch.inference_mode(False),

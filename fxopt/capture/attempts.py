@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ from fxopt.reach.held import OWN
 from fxopt.torch_internals.fake_tensors import DATA_DEPENDENT, is_of_a_key, is_of_nested
 from fxopt.tracebacks import let_go
 
+_INT = re.compile(r"\bint\(")
 _FINAL = (*DATA_DEPENDENT, CaptureError)  # no other sizes would help
 
 PATIENCE = 4  # traces that ask for the dims of one input after the other, before inputs alike are treated alike
@@ -282,9 +284,8 @@ def _stopped(error: Exception, places: Places) -> Stopped:
         path = error.place.module or path
         return Stopped({path: Leaf(path, error.reason, error.place if error.place.module else place)})
     what = str(error).strip().split("\n")[0] or type(error).__name__
-    why = "depends on data" if isinstance(error, DATA_DEPENDENT) else what
-    if why == "depends on data" and "int(" in source:
-        why += "; .item() in place of int() gives a size that may be any number"
+    advice = "; .item() in place of int() gives a size that may be any number" if _INT.search(source) else ""
+    why = f"depends on data{advice}" if isinstance(error, DATA_DEPENDENT) else what
     why = "a size, or a number that data tells, is the key of a dict or set" if is_of_a_key(error) else why
     why = "makes a nested tensor, which no graph holds" if is_of_nested(error) else why
     return Stopped({path: Leaf(path, f"`{source}`: {why}" if source else why, place)})

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 REFUSED = 16  # bad ids in a row, which the model catches: one bad request is not to make a server slow
-_SERVED = 4  # calls for each whose data answers otherwise, below which a graph that asks is not worth it
+_SERVED = 4  # calls that a graph serves for each that answers otherwise; one that serves fewer goes
 _SLOTS_A_CALL = 64  # 1 to 4 us
 
 Tensors = tuple[Sequence[Tensor], Sequence[Tensor]]  # state, inputs

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx, is_grad_enabled, nn
+from torch import Tensor, fx, nn
 
 from fxopt.names import is_users, names_in, names_stored
 from fxopt.reach.code import MAKING, Code
@@ -96,7 +96,7 @@ class Undo:
             kept = Kept([*(tensors[number] for number in self._numbers), *(s.read(self._model) for s in self._slots)])
             attributes = self._attributes.now()
             random = random_states() if self._random else []
-            recorded = is_grad_enabled()
+            recorded = torch.is_grad_enabled()
             try:
                 return run(*tensors)
             except StopRecomputation:
