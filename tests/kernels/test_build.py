@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import multiprocessing
@@ -52,7 +53,8 @@ def grouped_build(tiny):
 
 
 def kill(builder):
-    os.killpg(builder.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it may have ended, and been waited for by a later start
+        os.killpg(builder.pid, signal.SIGKILL)
     builder.join()
 
 
