@@ -20,7 +20,8 @@ from torch.fx.node import map_arg
 from fxopt.capture.decided import sources_of
 from fxopt.capture.proofs import Proofs
 from fxopt.findings import Miss
-from fxopt.shape.aliases import edits_only, is_pure, is_random
+from fxopt.shape.aliases import edits_only, is_pure, is_random, mutates
+from fxopt.shape.calls import closure
 from fxopt.shape.conditions import holds
 from fxopt.torch_internals.modes import no_dispatch_modes, no_function_modes
 
@@ -83,32 +84,24 @@ class Answers:
 
     def _value(self, node: Node) -> Any:
         """What a node is in the first call."""
-        wanted = self._wanted(node)
+        wanted = closure([node], lambda each: [*each.all_input_nodes, *self._proofs.edits_of(each)])
+        if any(map(mutates, wanted)):  # what was computed before may be from before or behind an edit
+            self._values.clear()
         inputs = iter(self._reals)
         for each in self._tracer.graph.nodes:
             real = next(inputs, None) if each.op == "placeholder" else None
-            if each in wanted:
-                self._values[each] = self._run(each) if real is None else real
+            if each in wanted and each not in self._values:
+                self._values[each] = self._run(each) if real is None else self._given(each, real)
         return self._values[node]
 
-    def _wanted(self, node: Node) -> set[Node]:
-        """What is to be computed for it: what it is made of, and all edits of that so far."""
-        wanted, found = {node}, [node]
-        while found:
-            each = found.pop()
-            behind = set(self._proofs.edits_of(each))
-            if each not in self._values:
-                behind.update(each.all_input_nodes)
-            found += behind - wanted
-            wanted |= behind
-        return wanted - self._values.keys()
-
     def _run(self, node: Node) -> Any:
-        if not (is_pure(node) or is_random(node) or edits_only(node)) or not self._proofs.is_made_here(node):
-            raise LookupError(f"{node} is more than a value")
-        if any(edit in self._values for each in node.all_input_nodes for edit in self._proofs.edits_of(each, node)):
-            raise LookupError(f"{node} came before an edit that an earlier question has repeated")
         if node.op == "get_attr":
-            return getattr(self._tracer.root, str(node.target))
+            return self._given(node, getattr(self._tracer.root, str(node.target)))
+        if not (is_pure(node) or is_random(node) or edits_only(node)):
+            raise LookupError(f"{node} is more than a value")
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _given(self, node: Node, real: Any) -> Any:
+        """What the graph does not make itself: copied where it edits that, for the call is yet to come."""
+        return real.clone() if self._proofs.edits_of(node) else real

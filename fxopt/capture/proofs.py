@@ -66,14 +66,10 @@ class Proofs:
         proxy = proxy_of(tensor, self._tracer)
         return None if proxy is None else proxy.node
 
-    def edits_of(self, node: Node, after: Node | None = None) -> list[Node]:
-        """What has written to its memory so far, or since a later node."""
+    def edits_of(self, node: Node) -> list[Node]:
+        """What has written to its memory so far."""
         self._follow(node.graph)
-        return self._aliases.edits(node, after)
-
-    def is_made_here(self, node: Node) -> bool:
-        """Whether nothing has written to its memory so far, or only to what the graph itself has made."""
-        return not self.edits_of(node) or self._aliases.owned(node)
+        return self._aliases.edits(node)
 
     def _values(self, tensor: torch.Tensor) -> Values | None:
         node = self.node_of(tensor)

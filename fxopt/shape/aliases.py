@@ -103,7 +103,7 @@ def is_pure(node: Node) -> bool:
 
 def edits_only(node: Node) -> bool:
     """Whether an operator does nothing besides its value but write to its arguments."""
-    return isinstance(node.target, torch._ops.OpOverload) and bool(_written(node.target)) and not is_random(node)
+    return isinstance(node.target, torch._ops.OpOverload) and mutates(node) and not is_random(node)
 
 
 class Aliases:
@@ -158,10 +158,9 @@ class Aliases:
         """Whether this value, or one that shares its memory, is edited in place anywhere in the graph."""
         return self._root(node) in self._edits
 
-    def edits(self, node: Node, after: Node | None = None) -> list[Node]:
-        """What edits this value, or one that shares its memory, in place; where told, only later than there."""
-        start = -1 if after is None else self._places[after]
-        places = [place for place in self._edits.get(self._root(node), ()) if place > start]
+    def edits(self, node: Node) -> list[Node]:
+        """What edits this value, or one that shares its memory, in place."""
+        places = self._edits.get(self._root(node), ())
         nodes = list(self._places) if places else []
         return [nodes[place] for place in places]
 
