@@ -161,12 +161,14 @@ class Mirror:
         self._keep.append(value)
         return copy
 
-    def same(self, before: Any, after: Any, seen: frozenset[int] = frozenset()) -> bool:
-        """Whether `after` is still what `before` was mirrored to, or equal to it."""
+    def same(self, before: Any, after: Any, seen: set[tuple[int, int]] | None = None) -> bool:
+        """Whether `after` is still what `before` was mirrored to, or equal to it. seen: pairs that are no news: one
+        that differs ends the search."""
         kind, known = type(before), self._memo.get(id(before), MISSING)
-        if (before is after and known is MISSING) or id(before) in seen:
+        pair, seen = (id(before), id(after)), set() if seen is None else seen
+        if (before is after and known is MISSING) or pair in seen:
             return True
-        seen = seen | {id(before)}
+        seen.add(pair)
         if isinstance(before, torch.Tensor) or is_unseen(kind) or id(before) in self._parts:
             return known is after  # which may be of another type
         if kind is not type(after):
@@ -196,7 +198,7 @@ class Mirror:
             return known is after and self._same_inside(before, after, seen)
         return _equal(before, after)
 
-    def _same_inside(self, before: Any, after: Any, seen: frozenset[int]) -> bool:
+    def _same_inside(self, before: Any, after: Any, seen: set[tuple[int, int]]) -> bool:
         if isinstance(before, types.FunctionType):
             cells = zip(before.__closure__ or (), after.__closure__ or (), strict=True)
             inside = all(self.same(content_of(a), content_of(b), seen) for a, b in cells)

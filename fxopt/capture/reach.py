@@ -23,7 +23,7 @@ from fxopt.capture.mirror import BYTES, attributes, is_plain_object, is_unseen
 from fxopt.capture.questions import first_question
 from fxopt.capture.state import hooks_of
 from fxopt.names import is_users, named_by, names_in, names_stored
-from fxopt.reach.code import MOST_FUNCTIONS, Code
+from fxopt.reach.code import Code
 from fxopt.reach.containers import MOST_BYTES, built_in, is_long, too_large
 from fxopt.reach.entries import MISSING, content_of
 from fxopt.reach.held import wrapped
@@ -82,7 +82,7 @@ class Reach:
         if "environ" in code.names:
             self._value("os.environ", None, os.environ)
         if code.too_many:
-            self.once = f"call any of more than {MOST_FUNCTIONS:,} functions, too many to see what changes them"
+            self.once = f"{code.too_many}, too many to see what changes them"
         caches = [value for value in code.held if isinstance(value, _CACHED)]
         self._caches = [(cache, cache.cache_info().misses) for cache in caches]
 

@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 
 from fxopt.names import is_users, names_asked, names_in, user_classes
-from fxopt.reach.held import held_by
+from fxopt.reach.held import MOST_OBJECTS, held_by
 from fxopt.torch_internals.dynamo import as_written
 
-MOST_FUNCTIONS = 2000
+_MOST_FUNCTIONS = 2000
 
 
 @dataclass
@@ -52,9 +52,11 @@ class Code:
             self._follow(self._pending.pop())
 
     @property
-    def too_many(self) -> bool:
-        """Whether more functions are in reach than anybody follows: what they read is not all known."""
-        return len(self.functions) > MOST_FUNCTIONS
+    def too_many(self) -> str:
+        """What is in reach, where it is more than anybody follows, so that what a forward reads is not all known."""
+        if len(self.functions) > _MOST_FUNCTIONS:
+            return f"call any of more than {_MOST_FUNCTIONS:,} functions"
+        return f"read any of more than {MOST_OBJECTS:,} objects" if len(self._seen) >= MOST_OBJECTS else ""
 
     def _look_at(self, roots: Iterable[Any]) -> None:
         """The functions and the classes behind these values."""

@@ -20,7 +20,7 @@ from fxopt.reach.containers import built_in
 from fxopt.reach.entries import item
 from fxopt.torch_internals.dynamo import as_written
 
-_MOST_OBJECTS, _MOST_ITEMS, _DEPTH = 200_000, 1000, 12
+MOST_OBJECTS, _MOST_ITEMS = 200_000, 1000
 HINTS = (types.GenericAlias, types.UnionType)  # list[int], whose attributes are those of list
 _ATOMS = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.CodeType, *HINTS)
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None), torch.dtype, torch.device})
@@ -33,14 +33,15 @@ _OF_LOGGING = (logging.Filterer, logging.LoggerAdapter, logging.Manager, logging
 def held_by(*roots: Any, without: Iterable[Any] = (), seen: set[int] | None = None) -> Iterator[Any]:
     """`roots` and all that is behind their attributes, items and closures, and behind the globals they name; once.
 
-    What stands in `without`, or by its id in `seen`, is not looked into, nor are hooks.
+    What stands in `without`, or by its id in `seen`, is not looked into, nor are hooks. Behind MOST_OBJECTS in `seen`
+    nothing more is given.
     """
     seen, level = set() if seen is None else seen, list(roots)
     seen.update(map(id, without))
-    for _ in range(_DEPTH + 1):
+    while level:
         inner: list[Any] = []
         for value in level:
-            if id(value) not in seen and len(seen) < _MOST_OBJECTS:
+            if id(value) not in seen and len(seen) < MOST_OBJECTS:
                 seen.add(id(value))
                 yield value
                 inner += [child for child in _children(value) if type(child) not in _PLAIN and not _is_empty(child)]

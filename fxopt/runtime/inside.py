@@ -1,4 +1,4 @@
-"""What objects, containers and arrays behind watched values hold: slots of their own, as deep as code may look."""
+"""What objects, containers and arrays behind watched values hold: slots of their own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ _MAPPINGS = (dict, MappingProxyType)
 _CONTAINERS = (list, set, deque, *_MAPPINGS)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _HOLDERS = ("collections", "weakref")  # of these modules all attributes count: no code of a forward names them
-_DEPTH = 12
 _MOST_OF_ALL = 4 * MOST_BYTES
 
 
@@ -87,7 +86,7 @@ class Inside:
         self._computed = code.computed
         self._seen = set[int]()
         level = list(values)
-        for _ in range(_DEPTH + 1):
+        while level:
             level = [child for path, value in level for child in self._enter(path, value)]
 
     def _enter(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
