@@ -21,12 +21,13 @@ from fxopt.runtime.context import ambient
 from fxopt.runtime.entry import REFUSED, Entry, Tensors
 from fxopt.runtime.executable import Compile, run_eagerly
 from fxopt.runtime.moment import NotNow
+from fxopt.runtime.recomputed import Noted, Recomputed
 from fxopt.runtime.rehearsal import rehearse
 from fxopt.runtime.signature import unsupported
 from fxopt.runtime.traced import UnderDynamo
 from fxopt.runtime.watch import Watch
 from fxopt.shape.conditions import OtherSizes
-from fxopt.torch_internals.autograd import StopRecomputation, hooks_on_saved_tensors
+from fxopt.torch_internals.autograd import Checkpoint, StopRecomputation, checkpoint_of, hooks_on_saved_tensors
 from fxopt.torch_internals.modes import is_transformed
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Dispatcher:
         self.quiet = False
         self.compiled: Callable[..., Any] | None = None
         self._lock = lock()
+        self._recomputed = Recomputed()
         self._attempts = Attempts(original, compile)
         self._by_eager = self._unasked = 0  # calls so far that were eager's; calls to come that are not looked at
 
@@ -83,7 +85,10 @@ class Dispatcher:
 
         The caller has asked is_compiling().
         """
-        if self._unasked > 0 and not hooks_on_saved_tensors():
+        hooks = hooks_on_saved_tensors()
+        if hooks is not None and type(eager) is not Noted and (checkpoint := checkpoint_of(hooks)) is not None:
+            return self._checkpointed(checkpoint, eager, args, kwargs)
+        if self._unasked > 0:
             self._unasked -= 1
             return eager(*args, **kwargs)
         if is_transformed():
@@ -98,6 +103,20 @@ class Dispatcher:
         if found := _serving(self._other_forms(), args, kwargs, now):
             return self._run(*found, eager, args, kwargs)
         return self._miss(eager, args, kwargs, now)
+
+    def _checkpointed(self, checkpoint: Checkpoint, eager: Callable, args: tuple, kwargs: dict) -> Any:
+        """A call within a checkpoint, whose recomputation is served by what served the forward."""
+        if checkpoint.recomputation is None:
+            noted = Noted(eager)
+            result = self(noted, args, kwargs)
+            found = None if noted.ran else self.find(args, kwargs, ambient())
+            self._recomputed.note(checkpoint, found[0] if found else noted.failed)
+            return result
+        entry = self._recomputed.next(checkpoint)
+        tensors = entry.match(args, kwargs, ambient()) if entry is not None else None
+        if entry is None or tensors is None:
+            return eager(*args, **kwargs)
+        return self._run_graph(entry, tensors, eager, args, kwargs)
 
     def prepare(self, args: tuple, kwargs: dict | None = None) -> None:
         """Capture for these inputs now, if no entry serves them. Raises what the eager model raises on them."""
@@ -274,6 +293,8 @@ class Dispatcher:
         and that it is not for are no error: it waits for the next call. So it does after a bad id, which the model may
         catch, and after an answer that is not the first call's, unless there are many. Those, and other sizes of a
         leaf's results, tell more than the call that was captured, so that the next one is captured once more."""
+        if type(eager) is Noted:
+            eager.failed = entry
         try:
             result = run_eagerly(error, eager, args, kwargs)
         except BaseException:

@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from fxopt.findings import Findings, Miss, PassFindings, Place
-from fxopt.torch_internals.autograd import hooks_on_saved_tensors
 
 TURNS, _BEST = 16, 4  # of each side; where a machine has 6 times as much to do as cores, the least of 8 was often wrong
 
@@ -40,8 +39,6 @@ class Turns:
 
     def run(self, inputs: Sequence[Tensor], graph: Callable[[], Any], eager: Callable[[], Any]) -> Any:
         """What one of the two gives."""
-        if hooks_on_saved_tensors():  # a checkpoint runs both of its forwards on one side
-            return graph()
         size = sum(map(Tensor.numel, inputs)).bit_length()
         if (by_eager := self._by_eager.get(size)) is not None:
             return eager() if by_eager else graph()

@@ -75,7 +75,7 @@ class Undo:
         for call in calls:
             for module, names in may_change(call.module).items():
                 self._touched.setdefault(module, set()).update(names)
-        self._random = bool(calls) or any(map(is_random, before))
+        self._random = bool(calls) or any(_may_draw(node, code) for node in before)
         self._switches = _switches_gradients(code)
         self._attributes = Attributes(self._touched)
         self._model = model
@@ -169,7 +169,7 @@ def _check_outside(before: Sequence[fx.Node], module: fx.GraphModule) -> None:
 
 def _last_to_fail(nodes: Sequence[fx.Node], module: fx.GraphModule) -> int:
     """The place of the last node that may raise; -1 where none may, or nothing is done that one would leave behind."""
-    if not any(written_arguments(node) or is_random(node) or _leaf(node, module) for node in nodes):
+    if not any(written_arguments(node) or _may_draw(node, module) or _leaf(node, module) for node in nodes):
         return -1
     refusals = Refusals(module.graph)
     fails = (place for place, node in enumerate(nodes) if _may_fail(node, module) or refusals.may_meet(node))
@@ -195,6 +195,11 @@ def _may_fail(node: fx.Node, module: fx.GraphModule) -> bool:
     name = node.target.overloadpacket.__name__
     certain = name in _CERTAIN or (torch.Tag.pointwise in node.target.tags and name not in _OF_DATA)
     return not (certain or (name in ("div", "div_") and "rounding_mode" not in node.kwargs))
+
+
+def _may_draw(node: fx.Node, module: fx.GraphModule) -> bool:
+    """Whether it may draw random numbers: what has a backward of its own holds other operators, or runs as it is."""
+    return is_random(node) or has_own_backward(node, module)
 
 
 def _may_raise(node: fx.Node) -> bool:

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from fxopt.torch_internals.autograd import (
     StopRecomputation,
     at_the_end_of_backward,
+    checkpoint_of,
     hooks_of,
     hooks_on_saved_tensors,
     making_no_views,
@@ -110,4 +111,26 @@ def test_views_that_are_no_views() -> None:
         view = x.t()
     assert not view._is_view() and x.t()._is_view(), (
         "_AutoDispatchBelowADInplaceOrView: who edits a result of fxopt's operators in place is told that it is a view"
+    )
+
+
+def test_a_checkpoint_is_known_by_its_frame() -> None:
+    seen = []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        hooks = hooks_on_saved_tensors()
+        seen.append(hooks and checkpoint_of(hooks))
+        return x.exp()
+
+    y = checkpoint(run, torch.ones(2, requires_grad=True), use_reentrant=False).sum()
+    for _ in range(2):
+        y.backward(retain_graph=True)
+    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        run(torch.ones(2))
+    *known, other = seen
+    assert other is None and len(known) == 3 and None not in known and len({id(each.frame) for each in known}) == 1, (
+        "_checkpoint_hook, _recomputation_hook: a recomputation may run another side than its forward did"
+    )
+    assert known[0].recomputation is None and len({each.recomputation for each in known}) == 3, (
+        "_recomputation_hook: two recomputations are taken for one (fxopt/runtime/recomputed.py)"
     )

@@ -166,3 +166,94 @@ def test_errors_inside_are_eagers() -> None:
     for _ in range(2):
         with pytest.raises(IndexError):
             optimized(torch.randint(0, 40, (5, 3)))
+
+
+class Asking(nn.Module):
+    """A question about data between square layers: what the two sides save is alike in number and sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(6, 6) * 0.4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.weights
+        y = (x @ first).tanh()
+        if (x > 5).any():
+            y = y @ second
+        return (y @ third).sigmoid()
+
+
+class Picking(nn.Module):
+    """Captured only from a call whose mask is true for several rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(6, 6) * 0.2) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x @ self.weights[0]).relu()
+        return (y[x[:, 0] > 5] * y) @ self.weights[1]
+
+
+@pytest.mark.parametrize("made", [Asking, Picking])
+@pytest.mark.parametrize("tune", ["off", "fast"])
+def test_what_ran_a_forward_runs_its_recomputation(made: type[nn.Module], tune: Any) -> None:
+    """Two calls wait for each backward, while graphs come and go: answers change until none is taken."""
+    eager = made()
+    fast = fxopt.optimize(copy.deepcopy(eager), config=fxopt.Config(tune=tune))
+    for step in range(50):
+        xs = [torch.rand(5, 6) for _ in range(2)]
+        xs[0][: 1 if step % 2 else 5, 0] = 6.0
+        xs[1][:, 0] = 6.0 if made is Picking else 0.0
+        gradients = []
+        for model in (eager, fast):
+            model.zero_grad()
+            ys = [checkpoint(model, x, use_reentrant=False) for x in xs]
+            sum(y.square().sum() for y in ys).backward()
+            gradients.append([parameter.grad for parameter in model.parameters()])
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_recomputed_for_two_backwards() -> None:
+    eager = Asking()
+    fast = fxopt.optimize(copy.deepcopy(eager), config=fxopt.Config(tune="off"))
+    x = torch.rand(5, 6, requires_grad=True)
+    for high in (6.0, 0.0, 6.0):
+        with torch.no_grad():
+            x[0, 0] = high
+        grads = []
+        for model in (eager, fast):
+            y = checkpoint(model, x, use_reentrant=False).sum()
+            grads.append([torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(3)])
+        torch.testing.assert_close(grads[1], grads[0])
+
+
+class Failing(nn.Module):
+    """A bad id, or another answer, behind random numbers that a region draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop, self.table = nn.Linear(6, 6), nn.Dropout(0.4), nn.Embedding(10, 6)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        y = checkpoint(lambda z: self.drop(self.linear(z)), x, use_reentrant=False)
+        if (ids == 3).any():
+            y = y * 2
+        return y + self.table((y.detach() > 1e6).long().sum(1) + ids)
+
+
+def test_what_a_region_has_drawn_is_put_back() -> None:
+    eager = Failing()
+    fast = fxopt.optimize(copy.deepcopy(eager), config=fxopt.Config(tune="off"))
+    for number in (0, 1, 100, 3, 2, 100):
+        seen = []
+        for model in (eager, fast):
+            torch.manual_seed(number)
+            try:
+                y = model(torch.ones(5, 6), torch.full((5,), number)).detach()
+            except IndexError:
+                y = torch.zeros(())
+            seen.append((y, torch.get_rng_state()))
+        torch.testing.assert_close(seen[1], seen[0])
+    (entry,) = dispatcher_of(fast).entries
+    assert entry.executable
