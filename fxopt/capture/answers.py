@@ -7,8 +7,8 @@ behind random numbers it is that of others, which are drawn, and put back, as in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import sympy
@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from fxopt.capture.decided import sources_of
+from fxopt.capture.decided import is_made_up, sources_of
+from fxopt.capture.errors import OtherData
 from fxopt.capture.proofs import Proofs
 from fxopt.findings import Miss
 from fxopt.shape.aliases import edits_only, is_pure, is_random, mutates
@@ -28,10 +29,22 @@ from fxopt.torch_internals.modes import no_dispatch_modes, no_function_modes
 _MOST = 16  # in a trace: a loop over data is no question
 
 
+@contextmanager
+def _unless_refused() -> Iterator[None]:
+    """What cannot be computed, or raises for this data, has no answer."""
+    try:
+        yield
+    except OtherData:
+        raise
+    except Exception:
+        pass
+
+
 class Answers:
     """The answers of one trace.
 
     Args:
+        decided: what the trace takes for granted, such as that no check of the user's raises.
         reals: the tensors of the first placeholders, in order.
         takes: whether any may be taken.
 
@@ -39,8 +52,11 @@ class Answers:
         taken: what a report says of each.
     """
 
-    def __init__(self, tracer: Any, proofs: Proofs, reals: Sequence[Tensor], takes: bool) -> None:
-        self._tracer, self._proofs = tracer, proofs
+    def __init__(
+        self, tracer: Any, proofs: Proofs, decided: dict[sympy.Basic, None], reals: Sequence[Tensor], takes: bool
+    ) -> None:
+        self._tracer, self._proofs, self._decided = tracer, proofs, decided
+        self._held = 0  # so many of these do for the first call
         self._reals = reals if takes else ()
         self._values: dict[Node, Any] = {}
         self.taken: list[Miss] = []
@@ -58,12 +74,13 @@ class Answers:
         if not self._reals or len(self.taken) == _MOST:
             return None
         with (
-            suppress(Exception),  # what cannot be computed, or raises for this data, has no answer
+            _unless_refused(),
             no_function_modes(),
             no_dispatch_modes(),
             torch.inference_mode(False),
             torch.no_grad(),
         ):
+            self._hold()
             answer = question()
             place = self._tracer.here()
             told = "yes" if answer else "no"
@@ -71,6 +88,15 @@ class Answers:
             self.taken.append(Miss("answers", reason, place))
             return answer
         return None
+
+    def _hold(self) -> None:
+        """Ask the first call what the trace has taken for granted so far: an operator behind a check of the user's may
+        read outside of memory for data that the check refuses."""
+        known = sources_of(self._tracer.graph)
+        for condition in [*self._decided][self._held :]:
+            if not (is_made_up(condition, known) or self._holds(condition)):
+                raise OtherData("asks about data behind a check that this call fails", self._tracer.here())
+            self._held += 1
 
     def _holds(self, condition: sympy.Basic) -> bool:
         known = sources_of(self._tracer.graph)

@@ -18,7 +18,7 @@ from fxopt.capture.captured import Capture
 from fxopt.capture.edits import attributes_of, check_attributes, check_memory, layout
 from fxopt.capture.effects import Attributes, demand_plain, demand_results, filled_arguments, make_write_first, record
 from fxopt.capture.entered import entering_none
-from fxopt.capture.errors import CaptureError, StartAgain, is_passing
+from fxopt.capture.errors import CaptureError, OtherData, StartAgain, is_passing
 from fxopt.capture.fixed import FixedSizes
 from fxopt.capture.generators import Generators
 from fxopt.capture.guards import guards_of
@@ -192,7 +192,7 @@ class Attempts:
                 self.reach.spaces,
                 self.takes_answers,
             )
-        except StartAgain:
+        except (StartAgain, OtherData):
             raise
         except Exception as error:
             if is_passing(error):

@@ -32,7 +32,7 @@ def keep_decisions(graph: Graph, decided: dict[sympy.Basic, None]) -> None:
     sources, order = sources_of(graph), {node: place for place, node in enumerate(graph.nodes)}
     together: dict[Node, dict[sympy.Basic, None]] = {}
     for term in decided:
-        if _is_made_up(term, sources):
+        if is_made_up(term, sources):
             continue
         if not term.free_symbols <= sources.keys():
             raise CaptureError("depends on data")
@@ -63,7 +63,7 @@ def _numbers(node: Node) -> Iterator[tuple[Any, int | None]]:
         yield value, None
 
 
-def _is_made_up(term: sympy.Basic, sources: dict[sympy.Symbol, Source]) -> bool:
+def is_made_up(term: sympy.Basic, sources: dict[sympy.Symbol, Source]) -> bool:
     """Whether it only says that a size, or a place in memory (which has no source), is not negative."""
     if not (isinstance(term, sympy.Ge) and term.lhs.is_Symbol and term.rhs == 0):
         return False

@@ -19,7 +19,7 @@ from fxopt.capture.proofs import Proofs
 from fxopt.torch_internals.fake_tensors import FakeTensor
 from fxopt.torch_internals.fused_attention import as_fused, asks_for_hint, leaves_fused
 from fxopt.torch_internals.modes import AUTOCAST
-from fxopt.torch_internals.python_sizes import asked_by_user, caller
+from fxopt.torch_internals.python_sizes import asked_by_user, caller, compares_truth
 from fxopt.torch_internals.raising import harmless_answer
 from fxopt.torch_internals.storage import ASKS_FOR_VIEW
 from fxopt.torch_internals.tracing import PreDispatchTorchFunctionMode, disable_proxy_modes_tracing, proxy_of, record
@@ -44,7 +44,7 @@ _MASKS = ("key_padding_mask", "attn_mask")
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 _TEXTS = {torch.Tensor.__repr__, torch.Tensor.__format__}
 # These stand between the user's code and the mode.
-_ABOUT_TEXTS = {__name__, "fxopt.capture.packed", "torch._tensor", "torch.overrides"}
+_ABOUT_TEXTS = {__name__, "fxopt.capture.packed", "torch._tensor", "torch.overrides", FakeTensor.__module__}
 _INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _READS = {torch.Tensor.tolist, *_TEXTS}
 _REFUSED = {
@@ -122,6 +122,8 @@ class FunctionMode(PreDispatchTorchFunctionMode):
             return False
         elif func is torch.Tensor.__bool__ and (answer := self._answered(args[0])) is not None:
             return answer
+        elif func is torch.Tensor.item and args[0].dtype is torch.bool and compares_truth(caller(through=_ABOUT_TEXTS)):
+            return bool(super().__torch_function__(func, types, args, kwargs))  # type: ignore[attr-defined]
         elif func == _GRAD_FN and self.made_leaves and not asked_by_user(through=_ABOUT_TEXTS):
             return None  # a module that forward makes asks its parameters, which have none
         elif func in _REFUSED:

@@ -327,7 +327,7 @@ def trace(
     shape_env: TraceShapeEnv = fake_mode.shape_env  # type: ignore[assignment]
     proofs = Proofs(tracer)
     regions, sequences = Regions(tracer), PackedSequences(tracer)
-    answers = Answers(tracer, proofs, reals, takes_answers)
+    answers = Answers(tracer, proofs, shape_env.decided, reals, takes_answers)
     shape_env.on_question = answers.of_condition
     functions, recording = FunctionMode(tracer, proofs, sequences, answers), _ProxyMode(tracer, shape_env, proofs)
     with printing(refuse_to_print):

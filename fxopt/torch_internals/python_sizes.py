@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -39,6 +40,7 @@ def as_numbers(spaces: Iterable[dict[str, Any]]) -> Iterator[Change]:
         yield kind, "__repr__", _text(vars(kind)["__repr__"], number, here)
         yield kind, "__format__", _formatted(number, here)
         yield kind, "__reduce_ex__", _itself(here)
+    yield torch.SymBool, "__eq__", _equal(vars(torch.SymBool)["__eq__"], here)
     for kind in (torch.SymInt, torch.SymFloat):
         for name in _COMPARISONS:
             yield kind, name, _decided(vars(kind)[name], here)
@@ -122,9 +124,33 @@ def _decided(compare: Callable[[Any, Any], Any], here: int) -> Callable[[Any, An
         answer = compare(self, int(other) if type(other) is bool else other)  # of algebra's truth no number is equal
         if type(answer) is not torch.SymBool or threading.get_ident() != here or not asked_by_user():
             return answer
-        return answer if free_unbacked_symbols(answer) else bool(answer)  # data decide: perhaps nobody asks
+        if free_unbacked_symbols(answer) and not compares_truth(sys._getframe(1)):  # data decide: perhaps nobody asks
+            return answer
+        return bool(answer)
 
     return decided
+
+
+def _equal(compare: Callable[[Any, Any], Any], here: int) -> Callable[[Any, Any], Any]:
+    """Of a truth that data decide and a number, which torch takes for another value."""
+
+    def equal(self: Any, other: Any) -> Any:
+        if threading.get_ident() != here or not asked_by_user():
+            return compare(self, other)
+        return bool(self) == (bool(other) if type(other) is torch.SymBool else other)
+
+    return equal
+
+
+def compares_truth(frame: FrameType) -> bool:
+    """Whether its code asks `is True` or `is False`, which is never said of a symbol."""
+    return _compares_truth(frame.f_code)
+
+
+@functools.lru_cache(1024)
+def _compares_truth(code: CodeType) -> bool:
+    steps = itertools.pairwise(dis.get_instructions(code))
+    return any(one.opname == "LOAD_CONST" and type(one.argval) is bool and two.opname == "IS_OP" for one, two in steps)
 
 
 def _remainder(of_terms: Callable[[Any, Any], Any], name: str, here: int) -> Callable[[Any, Any], Any]:

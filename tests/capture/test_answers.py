@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -304,3 +305,70 @@ def test_numbers_are_no_algebra(ask: Callable[[Tensor], bool]) -> None:
     for x in (torch.ones(3, 4), torch.full((3, 4), torch.nan), torch.full((3, 4), torch.inf), ten):
         torch.testing.assert_close(fast(x), model(x), equal_nan=True)
     assert entry_of(fast).executable.capture.taken
+
+
+class Checked(nn.Module):
+    """Asks about what is computed behind a check, from data that the check refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, values: Tensor, offsets: Tensor) -> Tensor:
+        lengths = offsets.diff()
+        if (lengths < 0).any() or offsets[-1] > values.shape[0]:
+            raise ValueError("bad offsets")
+        y = torch.segment_reduce(values, "sum", lengths=lengths, axis=0, unsafe=True)  # reads what lengths say
+        return self.out(y * 2 if (y > 2).any() else y)
+
+
+def test_what_a_check_refuses_is_not_computed_on() -> None:
+    model = Checked().eval()
+    fast = optimize(copy.deepcopy(model), config=CONFIG)
+    bad, good = torch.tensor([0, 10**10, 30, 40]), torch.tensor([0, 3, 3, 9])
+    for offsets in (bad, good, good, good, bad, good):
+        values = torch.rand(9, 4)
+        if offsets is bad:
+            with pytest.raises(ValueError, match="bad offsets"):
+                fast(values, offsets)
+        else:
+            torch.testing.assert_close(fast(values, offsets), model(values, offsets))
+    assert entry_of(fast).executable.capture.taken
+
+
+NUMBERS: dict[str, Callable[[Any, Any, Tensor], bool]] = {
+    "== 1": lambda flag, n, mask: flag == 1,
+    "!= 0": lambda flag, n, mask: flag != 0,
+    "1 ==": lambda flag, n, mask: 1 == flag,  # noqa: SIM300
+    "== 1.0": lambda flag, n, mask: flag == 1.0,
+    "== True": lambda flag, n, mask: flag == True,  # noqa: E712
+    "in": lambda flag, n, mask: flag in (1, 2),
+    "eq": lambda flag, n, mask: operator.eq(flag, 1),
+    "== number": lambda flag, n, mask: flag == n,
+    "> 0 == 1": lambda flag, n, mask: (n > 0) == 1,
+    "== > 0": lambda flag, n, mask: flag == (n > 0),
+    "tolist": lambda flag, n, mask: mask.any().tolist() == 1,
+    "item of list": lambda flag, n, mask: mask.tolist()[0] == 1,
+    "a key": lambda flag, n, mask: {True: 1, False: 0}[flag] == 1,
+    "a text": lambda flag, n, mask: flag == "a",
+    "item is True": lambda flag, n, mask: mask.any().item() is True,
+    "tolist is True": lambda flag, n, mask: mask.tolist()[0] is True,
+    "> 0 is True": lambda flag, n, mask: (n > 0) is True,
+    "is not False": lambda flag, n, mask: (n > 1) is not False,
+}
+
+
+@pytest.mark.parametrize("question", NUMBERS)
+@pytest.mark.parametrize("yes_first", [False, True])
+def test_a_truth_compared_with_a_number(question: str, yes_first: bool) -> None:
+    def ask(model: Model, x: Tensor, rows: Tensor) -> Tensor:
+        mask = x[:, 0] > 40
+        return rows.sum(1) * (100 if NUMBERS[question](mask.any().item(), mask.sum().item(), mask) else 1)
+
+    model = Model(ask).eval()
+    fast = optimize(copy.deepcopy(model), config=CONFIG)
+    for call in range(4):
+        x = torch.randint(0, 40, (4, 4))
+        if (call + yes_first) % 2:
+            x[:, 0] = 45
+        assert_alike(model, fast, x)
