@@ -7,6 +7,7 @@ import dis
 import functools
 import importlib.util
 import itertools
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -23,6 +24,31 @@ def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(read).union(*(names for names, _ in inner)), frozenset(code.co_names).union(
         words, *(names for _, names in inner)
     )
+
+
+def attributes_named(function: types.FunctionType) -> frozenset[str]:
+    """All names in a function's code but those that it takes from modules of libraries alone: np.log is no method."""
+    chains = _chains(function.__code__)
+    own = {name for first, name in chains if not _is_library(function.__globals__.get(first))}
+    return names_in(function.__code__)[1] - {name for _, name in chains if name not in own}
+
+
+@functools.cache
+def _chains(code: types.CodeType) -> frozenset[tuple[str, str]]:
+    """The names in code, each with the global that it is taken from, as in np.linalg.norm, or ""."""
+    found, first = set[tuple[str, str]](), ""
+    for step in dis.get_instructions(code):
+        taken = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        if isinstance(step.argval, str):
+            found.add((first if taken else "", step.argval))
+        if not taken:
+            first = step.argval if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ""
+    return frozenset(found).union(*(_chains(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
+
+
+def _is_library(value: Any) -> bool:
+    """Whether it is a module that holds nothing of the user's; os holds the environment."""
+    return isinstance(value, types.ModuleType) and not is_users(value.__name__) and value is not os
 
 
 # With these, code asks for attributes by names that it may not spell.

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from fxopt.names import is_users, names_asked, names_in, user_classes
+from fxopt.names import attributes_named, is_users, names_asked, user_classes
 from fxopt.reach.held import MOST_OBJECTS, held_by
 from fxopt.torch_internals.dynamo import as_written
 
@@ -101,7 +101,7 @@ class Code:
         asked, computed = names_asked(function.__code__)
         given = {value for name in asked if isinstance(value := function.__globals__.get(name), str)}
         self.computed |= computed or len(given) < len(asked)
-        new = (names_in(function.__code__)[1] | given) - self.names
+        new = (attributes_named(function) | given) - self.names
         self.names |= new
         spaces = map(vars, (*self.classes, *self.modules.values()))
         named = [space[name] for space in spaces for name in new & space.keys() if name not in MAKING]
