@@ -86,7 +86,8 @@ class Dispatcher:
         The caller has asked is_compiling().
         """
         hooks = hooks_on_saved_tensors()
-        if hooks is not None and type(eager) is not Noted and (checkpoint := checkpoint_of(hooks)) is not None:
+        checkpoint = checkpoint_of(hooks) if hooks is not None and type(eager) is not Noted else None
+        if checkpoint is not None and (self.sharded is None or self.sharded.over):
             return self._checkpointed(checkpoint, eager, args, kwargs)
         if self._unasked > 0:
             self._unasked -= 1
@@ -106,17 +107,22 @@ class Dispatcher:
 
     def _checkpointed(self, checkpoint: Checkpoint, eager: Callable, args: tuple, kwargs: dict) -> Any:
         """A call within a checkpoint, whose recomputation is served by what served the forward."""
+        noted = Noted(eager)
         if checkpoint.recomputation is None:
-            noted = Noted(eager)
-            result = self(noted, args, kwargs)
-            found = None if noted.ran else self.find(args, kwargs, ambient())
-            self._recomputed.note(checkpoint, found[0] if found else noted.failed)
+            served = self._recomputed.begin(checkpoint)
+            try:
+                result = self(noted, args, kwargs)
+            finally:
+                served.entry = noted.failed
+            if not noted.ran and (found := self.find(args, kwargs, ambient())):
+                served.entry = found[0]
             return result
-        entry = self._recomputed.next(checkpoint)
-        tensors = entry.match(args, kwargs, ambient()) if entry is not None else None
-        if entry is None or tensors is None:
+        if (again := self._recomputed.next(checkpoint)) is None:
+            return self(noted, args, kwargs)
+        tensors = again.entry.match(args, kwargs, ambient()) if again.entry is not None else None
+        if again.entry is None or tensors is None:
             return eager(*args, **kwargs)
-        return self._run_graph(entry, tensors, eager, args, kwargs)
+        return self._run_graph(again.entry, tensors, eager, args, kwargs)
 
     def prepare(self, args: tuple, kwargs: dict | None = None) -> None:
         """Capture for these inputs now, if no entry serves them. Raises what the eager model raises on them."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -29,23 +30,29 @@ class Noted:
         return self._eager(*args, **kwargs)
 
 
+@dataclass
+class Served:
+    """What served a call of a forward: an entry, or None for eager."""
+
+    entry: Entry | None = None
+
+
 class Recomputed:
-    """What served the calls of one model within checkpoints, in their order: an entry, or None for eager."""
+    """What served the calls of one model within checkpoints, in the order in which they began."""
 
     def __init__(self) -> None:
-        self._served: WeakKeyDictionary[Any, list[Entry | None]] = WeakKeyDictionary()
+        self._served: WeakKeyDictionary[Any, list[Served]] = WeakKeyDictionary()
         self._again: WeakKeyDictionary[Any, dict[object, int]] = WeakKeyDictionary()
 
-    def note(self, checkpoint: Checkpoint, entry: Entry | None) -> None:
-        """A call of the forward was served."""
-        self._served.setdefault(checkpoint.frame, []).append(entry)
+    def begin(self, checkpoint: Checkpoint) -> Served:
+        """A call of the forward, of which its end tells more."""
+        served = Served()
+        self._served.setdefault(checkpoint.frame, []).append(served)
+        return served
 
-    def next(self, checkpoint: Checkpoint) -> Entry | None:
-        """What serves the next call of a recomputation.
-
-        Raises:
-            IndexError: the forward had no such call.
-        """
+    def next(self, checkpoint: Checkpoint) -> Served | None:
+        """What served the call that a recomputation makes next; None where the forward made no such call."""
         counts = self._again.setdefault(checkpoint.frame, defaultdict(int))
         counts[checkpoint.recomputation] += 1
-        return self._served.get(checkpoint.frame, [])[counts[checkpoint.recomputation] - 1]
+        calls, number = self._served.get(checkpoint.frame, []), counts[checkpoint.recomputation]
+        return calls[number - 1] if number <= len(calls) else None

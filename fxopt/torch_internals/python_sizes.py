@@ -143,14 +143,14 @@ def _equal(compare: Callable[[Any, Any], Any], here: int) -> Callable[[Any, Any]
 
 
 def compares_truth(frame: FrameType) -> bool:
-    """Whether its code asks `is True` or `is False`, which is never said of a symbol."""
+    """Whether its code asks `is True` or the like, which is never said of a symbol."""
     return _compares_truth(frame.f_code)
 
 
 @functools.lru_cache(1024)
 def _compares_truth(code: CodeType) -> bool:
     steps = itertools.pairwise(dis.get_instructions(code))
-    return any(one.opname == "LOAD_CONST" and type(one.argval) is bool and two.opname == "IS_OP" for one, two in steps)
+    return any(two.opname == "IS_OP" and (one.opname, one.argval) != ("LOAD_CONST", None) for one, two in steps)
 
 
 def _remainder(of_terms: Callable[[Any, Any], Any], name: str, here: int) -> Callable[[Any, Any], Any]:

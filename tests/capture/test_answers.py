@@ -352,6 +352,8 @@ NUMBERS: dict[str, Callable[[Any, Any, Tensor], bool]] = {
     "a key": lambda flag, n, mask: {True: 1, False: 0}[flag] == 1,
     "a text": lambda flag, n, mask: flag == "a",
     "item is True": lambda flag, n, mask: mask.any().item() is True,
+    "True is": lambda flag, n, mask: True is mask.any().item(),
+    "is a variable": lambda flag, n, mask, want=True: mask.any().item() is want,
     "tolist is True": lambda flag, n, mask: mask.tolist()[0] is True,
     "> 0 is True": lambda flag, n, mask: (n > 0) is True,
     "is not False": lambda flag, n, mask: (n > 1) is not False,

@@ -13,6 +13,7 @@ import fxopt
 from fxopt.reach import code as reachable
 from fxopt.reach import held
 from fxopt.runtime import dispatcher_of
+from fxopt.runtime.inside import Inside
 
 
 def scaled(x):
@@ -131,6 +132,13 @@ def test_what_lies_deep_is_watched(kind, depth, monkeypatch):
             monkeypatch.setitem(SETTINGS, "scale", scale)
             torch.testing.assert_close(model(x), eager(x))
         assert all(entry.executable for entry in dispatcher_of(model).entries)
+
+
+def test_names_of_what_lies_deep_are_short():
+    """In a chain of many objects each name would hold those of all before it."""
+    model = Behind(behind_methods(400))
+    inside = Inside([("read", model.read)], reachable.Code.behind([model]))
+    assert len(inside.slots) >= 400 and max(len(str(slot)) for slot in inside.slots) < 600
 
 
 class Logs(nn.Module):

@@ -257,3 +257,45 @@ def test_what_a_region_has_drawn_is_put_back() -> None:
         torch.testing.assert_close(seen[1], seen[0])
     (entry,) = dispatcher_of(fast).entries
     assert entry.executable
+
+
+class Around(nn.Module):
+    """Calls a model within a checkpoint in ways that shift, or change, what its recomputation calls."""
+
+    def __init__(self, inner: nn.Module, way: str) -> None:
+        super().__init__()
+        self.inner, self.way, self.calls = inner, way, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.run, x, use_reentrant=False)
+
+    def run(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.way == "a caught error":
+            with pytest.raises(RuntimeError):
+                self.inner(x[:, :2])
+        if self.way == "one more call" and self.calls % 2 == 0:
+            with torch.no_grad():
+                self.inner(x[:2])
+        if self.way == "calls within each other":
+            x = self.inner(x) + self.inner(x * 2)
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("way", ["a caught error", "one more call", "calls within each other", "another model"])
+def test_calls_that_a_forward_did_not_make(way: str) -> None:
+    eager = nn.Sequential(nn.Linear(6, 6), nn.Tanh()) if way == "another model" else Asking()
+    fast = fxopt.optimize(copy.deepcopy(eager), config=fxopt.Config(tune="off"))
+    for high in (0.0, 0.0, 6.0, 0.0):
+        x, grads = torch.rand(5, 6), []
+        x[0, 0] = high
+        for model in (eager, fast):
+            model.zero_grad()
+            around = Around(model, way)
+            y = around(x)
+            if way == "another model" and model is fast:
+                around.inner = copy.deepcopy(model)
+                around.inner.load_state_dict(model.state_dict())
+            y.square().sum().backward()
+            grads.append([parameter.grad for parameter in model.parameters()])
+        torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-5)
