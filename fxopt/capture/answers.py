@@ -7,8 +7,9 @@ behind random numbers it is that of others, which are drawn, and put back, as in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import dropwhile
 from typing import Any
 
 import sympy
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from fxopt.capture.decided import is_made_up, sources_of
+from fxopt.capture.decided import Source, is_made_up, sources_of
 from fxopt.capture.errors import OtherData
 from fxopt.capture.proofs import Proofs
 from fxopt.findings import Miss
@@ -27,17 +28,6 @@ from fxopt.shape.conditions import holds
 from fxopt.torch_internals.modes import no_dispatch_modes, no_function_modes
 
 _MOST = 16  # in a trace: a loop over data is no question
-
-
-@contextmanager
-def _unless_refused() -> Iterator[None]:
-    """What cannot be computed, or raises for this data, has no answer."""
-    try:
-        yield
-    except OtherData:
-        raise
-    except Exception:
-        pass
 
 
 class Answers:
@@ -68,38 +58,41 @@ class Answers:
 
     def of_condition(self, condition: sympy.Basic) -> bool | None:
         """The same of a condition on sizes and numbers of tensors."""
-        return self._told(lambda: self._holds(condition))
+        return self._told(lambda: self._holds(condition, sources_of(self._tracer.graph)))
 
     def _told(self, question: Callable[[], bool]) -> bool | None:
         if not self._reals or len(self.taken) == _MOST:
             return None
+        refused = False
         with (
-            _unless_refused(),
+            suppress(Exception),  # what cannot be computed, or raises for this data, has no answer
             no_function_modes(),
             no_dispatch_modes(),
             torch.inference_mode(False),
             torch.no_grad(),
         ):
-            self._hold()
-            answer = question()
-            place = self._tracer.here()
-            told = "yes" if answer else "no"
-            reason = f"asks about data, and the graph is for the answer {told}; calls with the other one are eager"
-            self.taken.append(Miss("answers", reason, place))
-            return answer
+            refused = self._is_refused()
+            if not refused:
+                answer = question()
+                told = "yes" if answer else "no"
+                reason = f"asks about data, and the graph is for the answer {told}; calls with the other one are eager"
+                self.taken.append(Miss("answers", reason, self._tracer.here()))
+                return answer
+        if refused:
+            raise OtherData("asks about data behind a check that this call fails", self._tracer.here())
         return None
 
-    def _hold(self) -> None:
-        """Ask the first call what the trace has taken for granted so far: an operator behind a check of the user's may
-        read outside of memory for data that the check refuses."""
+    def _is_refused(self) -> bool:
+        """Whether the first call fails what the trace has taken for granted so far: an operator behind a check of the
+        user's may read outside of memory for data that the check refuses."""
         known = sources_of(self._tracer.graph)
         for condition in [*self._decided][self._held :]:
-            if not (is_made_up(condition, known) or self._holds(condition)):
-                raise OtherData("asks about data behind a check that this call fails", self._tracer.here())
+            if not (is_made_up(condition, known) or self._holds(condition, known)):
+                return True
             self._held += 1
+        return False
 
-    def _holds(self, condition: sympy.Basic) -> bool:
-        known = sources_of(self._tracer.graph)
+    def _holds(self, condition: sympy.Basic, known: dict[sympy.Symbol, Source]) -> bool:
         symbols = sorted(condition.free_symbols, key=str)
         numbers = (self._number(*known[symbol]) for symbol in symbols)
         return holds(condition, symbols, numbers)
@@ -110,14 +103,17 @@ class Answers:
 
     def _value(self, node: Node) -> Any:
         """What a node is in the first call."""
+        graph = self._tracer.graph
         wanted = closure([node], lambda each: [*each.all_input_nodes, *self._proofs.edits_of(each)])
-        if any(map(mutates, wanted)):  # what was computed before may be from before or behind an edit
+        nodes = [each for each in graph.nodes if each in wanted]
+        missing = [*dropwhile(self._values.__contains__, nodes)]
+        if any(map(mutates, missing)):  # what was computed before may be from before or behind an edit
             self._values.clear()
-        inputs = iter(self._reals)
-        for each in self._tracer.graph.nodes:
-            real = next(inputs, None) if each.op == "placeholder" else None
-            if each in wanted and each not in self._values:
-                self._values[each] = self._run(each) if real is None else self._given(each, real)
+            missing = nodes
+        given = dict(zip(graph.find_nodes(op="placeholder"), self._reals, strict=False))
+        for each in missing:
+            if each not in self._values:
+                self._values[each] = self._given(each, given[each]) if each in given else self._run(each)
         return self._values[node]
 
     def _run(self, node: Node) -> Any:

@@ -109,13 +109,10 @@ class Dispatcher:
         """A call within a checkpoint, whose recomputation is served by what served the forward."""
         noted = Noted(eager)
         if checkpoint.recomputation is None:
-            served = self._recomputed.begin(checkpoint)
-            try:
-                result = self(noted, args, kwargs)
-            finally:
-                served.entry = noted.failed
+            self._recomputed.begin(checkpoint, noted)
+            result = self(noted, args, kwargs)
             if not noted.ran and (found := self.find(args, kwargs, ambient())):
-                served.entry = found[0]
+                noted.entry = found[0]
             return result
         if (again := self._recomputed.next(checkpoint)) is None:
             return self(noted, args, kwargs)
@@ -300,7 +297,7 @@ class Dispatcher:
         catch, and after an answer that is not the first call's, unless there are many. Those, and other sizes of a
         leaf's results, tell more than the call that was captured, so that the next one is captured once more."""
         if type(eager) is Noted:
-            eager.failed = entry
+            eager.entry = entry
         try:
             result = run_eagerly(error, eager, args, kwargs)
         except BaseException:
